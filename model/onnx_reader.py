@@ -1,0 +1,378 @@
+"""Reads LSTM layers with their weights out of ONNX models.
+
+Three rules. Gates leave here in the order i, f, g, o (ONNX stores i, o, f, c). Weights may be made by any nodes whose
+inputs are constants, inside `If` branches too; onnxruntime folds them. What is not supported is refused by the node's
+name, never ignored, and whatever the ONNX libraries raise becomes one line of `NetworkError`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, inliner
+
+from .errors import NetworkError
+from .network import LstmLayer
+
+_RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM", "AttnLSTM")
+_RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
+_INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+_PROTOBUF_LIMIT_BYTES = 2**31 - 1
+
+
+@contextmanager
+def one_line_errors(where: str) -> Iterator[None]:
+    """Turn what the ONNX libraries raise, which has no common base class, into `NetworkError`."""
+    try:
+        yield
+    except NetworkError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise NetworkError(f"{where}: {text if len(text) <= 240 else text[:237] + '...'}") from error
+
+
+@dataclass(eq=False)
+class Scope:
+    """One graph of a model, the main one or a branch of an `If`, as the host executes it.
+
+    constants : tensors known without running a node: initialisers and `Constant` nodes
+    layers : LSTM nodes by their index in `nodes`
+    branches : `If` nodes that hold LSTM nodes, by index; {condition: branch}, without a branch that is never taken
+    """
+
+    graph: GraphProto
+    model: ModelProto
+    outer: "Scope | None" = None
+    constants: dict[str, TensorProto] = field(default_factory=dict)
+    layers: dict[int, LstmLayer] = field(default_factory=dict)
+    branches: dict[int, dict[bool, "Scope"]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.constants.update((tensor.name, tensor) for tensor in self.graph.initializer)
+        for node in self.nodes:
+            value = next((a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"), None)
+            if value is not None:
+                self.constants[node.output[0]] = value
+
+    @cached_property
+    def nodes(self) -> tuple[NodeProto, ...]:
+        return tuple(self.graph.node)
+
+    @cached_property
+    def _producers(self) -> dict[str, int]:
+        return {name: index for index, node in enumerate(self.nodes) for name in node.output if name}
+
+    @property
+    def depth(self) -> int:
+        return 0 if self.outer is None else self.outer.depth + 1
+
+    def scope_of(self, name: str) -> "Scope | None":
+        """The innermost scope, this one or around it, in which a constant or a node has this name."""
+        if name in self.constants or name in self._producers:
+            return self
+        return self.outer.scope_of(name) if self.outer else None
+
+    def found_layers(self) -> list[LstmLayer]:
+        """Layers in the order in which they run; of two branches, those of the second that the first does not have."""
+        found = []
+        for index in sorted({*self.layers, *self.branches}):
+            if index in self.layers:
+                found.append(self.layers[index])
+                continue
+            known = set()
+            for branch in self.branches[index].values():
+                layers = branch.found_layers()
+                found.extend(layer for layer in layers if layer.digest not in known)
+                known.update(layer.digest for layer in layers)
+        return found
+
+    def fold(self, name: str) -> np.ndarray | str:
+        """Compute a value out of constants alone; where that cannot be, return what it depends on, in words."""
+        needed, constants, waiting = {}, {}, [(name, self)]
+        while waiting:
+            wanted, scope = waiting.pop()
+            owner = scope.scope_of(wanted)
+            if owner is None:
+                return f"the input {wanted!r}"
+            if wanted in owner.constants:
+                constants[wanted] = owner.constants[wanted]
+                continue
+            index = owner._producers[wanted]
+            node = owner.nodes[index]
+            if node.op_type in _RANDOM:
+                return f"the random node {node_name(node)!r}"
+            if (owner.depth, index) not in needed:
+                needed[owner.depth, index] = node
+                waiting.extend((used, owner) for used in used_names(node))
+        if name in constants:
+            return onnx.numpy_helper.to_array(constants[name])
+        nodes = [needed[place] for place in sorted(needed)]
+        return make_session(self.model, nodes, constants, {}, [name]).run([name], {})[0]
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxModel:
+    """A checked model: the file, the whole of it with functions inlined and external data read, and its main scope."""
+
+    path: Path
+    proto: ModelProto
+    main: Scope
+
+
+def node_name(node: NodeProto) -> str:
+    """The node's name, or its first output where it has none."""
+    return node.name or next((name for name in node.output if name), node.op_type)
+
+
+def used_names(node: NodeProto) -> set[str]:
+    """Names of values that a node reads, those that its inner graphs take from around them included."""
+    names = {name for name in node.input if name}
+    for graph in _inner_graphs(node):
+        inside = {value.name for value in (*graph.input, *graph.initializer)}
+        for inner in graph.node:
+            names |= used_names(inner) - inside
+            inside.update(inner.output)
+        names |= {value.name for value in graph.output} - inside
+    return names
+
+
+def make_session(
+    model: ModelProto,
+    nodes: Sequence[NodeProto],
+    constants: Mapping[str, TensorProto],
+    feeds: Mapping[str, np.ndarray],
+    outputs: Sequence[str],
+) -> onnxruntime.InferenceSession:
+    """Make an onnxruntime session of some nodes of a model.
+
+    constants : values that stay, by name; feeds : arrays whose types the session's inputs have; outputs : names wanted
+    """
+    graph = GraphProto(name="part")
+    graph.node.extend(nodes)
+    for name, tensor in constants.items():
+        # `Constant` nodes among `nodes` make their value themselves.
+        if not any(name in node.output for node in nodes):
+            graph.initializer.add().CopyFrom(tensor)
+            graph.initializer[-1].name = name
+    for name, array in feeds.items():
+        graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), None))
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    part = ModelProto(ir_version=model.ir_version, graph=graph)
+    part.opset_import.extend(model.opset_import)
+    return open_session(part)
+
+
+def open_session(model: ModelProto) -> onnxruntime.InferenceSession:
+    """Open a quiet onnxruntime session on one thread, so that its sums are in one order."""
+    # What goes wrong is raised; onnxruntime would print it too, through a logger of its own and on its second try.
+    onnxruntime.set_default_logger_severity(4)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+
+
+def read_layers(path: Path) -> tuple[LstmLayer, ...]:
+    """Read all LSTM layers of an ONNX file in the order in which they run.
+
+    Where the inputs choose between branches of an `If`, layers of both are listed, equal ones once. `NetworkError` as
+    for `read_model`.
+    """
+    return tuple(read_model(path).main.found_layers())
+
+
+def read_model(path: Path) -> OnnxModel:
+    """Read and check an ONNX file and all LSTM nodes in it; `NetworkError` for a file or a node that is not supported."""
+    path = Path(path)
+    proto = _read_proto(path)
+    with one_line_errors(str(path)):
+        main = Scope(graph=proto.graph, model=proto)
+        _Reader(str(path)).read(main)
+        if not main.found_layers():
+            raise NetworkError(f"{path}: {_why_no_layer(proto)}")
+    return OnnxModel(path=path, proto=proto, main=main)
+
+
+def _read_proto(path: Path) -> ModelProto:
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > _PROTOBUF_LIMIT_BYTES:
+            raise NetworkError(f"{path}: must be at most 2 GiB, the limit of a protobuf message, not {size_bytes} bytes")
+        content = path.read_bytes()
+    except OSError as error:
+        raise NetworkError(f"{path}: cannot be read: {error.strerror}") from None
+    damaged = f"{path}: not an ONNX model, or a damaged one"
+    with one_line_errors(damaged):
+        proto = onnx.load_model_from_string(content)
+    with one_line_errors(f"{path}: external data"):
+        onnx.load_external_data_for_model(proto, str(path.parent))
+    with one_line_errors(damaged):
+        onnx.checker.check_model(proto)
+        _check_names(proto.graph)
+    for opset in proto.opset_import:
+        newest = onnx.defs.onnx_opset_version()
+        if opset.domain in ("", "ai.onnx") and opset.version > newest:
+            raise NetworkError(f"{path}: opset must be at most {newest}, the newest that this onnx package knows, not {opset.version}")
+    with one_line_errors(f"{path}: functions"):
+        return inliner.inline_local_functions(proto) if proto.functions else proto
+
+
+def _check_names(graph: GraphProto) -> None:
+    """Check what the checker leaves out: that names are text. Protobuf hands out bytes where they are not."""
+    for node in _all_nodes(graph):
+        for name in (node.name, node.op_type, node.domain, *node.input, *node.output, *(a.name for a in node.attribute)):
+            if not isinstance(name, str):
+                raise ValueError(f"the name {name!r} is not UTF-8")
+
+
+def _inner_graphs(node: NodeProto) -> list[GraphProto]:
+    single = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
+    return single + [graph for a in node.attribute if a.type == AttributeProto.GRAPHS for graph in a.graphs]
+
+
+def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for inner in _inner_graphs(node):
+            yield from _all_nodes(inner)
+
+
+def _why_no_layer(proto: ModelProto) -> str:
+    kinds = {node.op_type for node in _all_nodes(proto.graph)}
+    if {"Sigmoid", "Tanh"} <= kinds and kinds & {"MatMul", "Gemm"}:
+        around = " inside a loop" if kinds & {"Loop", "Scan"} else ""
+        return f"holds no LSTM node but MatMul or Gemm, Sigmoid and Tanh{around}: a decomposed LSTM, which is not supported"
+    if kinds & set(_RECURRENT):
+        return "holds recurrent nodes only in branches that are never taken"
+    return f"holds no recurrent node (supported: LSTM); its nodes are {', '.join(sorted(kinds)) or 'none'}"
+
+
+class _Reader:
+    """Walks the scopes of one file, checks every recurrent node and turns it into a layer with a name of its own."""
+
+    def __init__(self, origin: str) -> None:
+        self._origin = origin
+        self._names: set[str] = set()
+
+    def read(self, scope: Scope) -> None:
+        if scope.graph.sparse_initializer:
+            name = scope.graph.sparse_initializer[0].values.name
+            raise NetworkError(f"{self._origin}: initialiser {name!r} is sparse, which is not supported")
+        for index, node in enumerate(scope.nodes):
+            if node.op_type in _RECURRENT:
+                self._require(node, node.op_type == "LSTM" and node.domain in ("", "ai.onnx"), "kind", "LSTM", _kind(node))
+                scope.layers[index] = self._layer(scope, node)
+            elif any(inner.op_type in _RECURRENT for graph in _inner_graphs(node) for inner in _all_nodes(graph)):
+                self._require(node, node.op_type == "If", "node around a recurrent node", "If", _kind(node))
+                self._read_if(scope, index, node)
+
+    def _read_if(self, scope: Scope, index: int, node: NodeProto) -> None:
+        condition = scope.fold(node.input[0])
+        graphs = {attribute.name == "then_branch": attribute.g for attribute in node.attribute}
+        taken = (True, False) if isinstance(condition, str) else (bool(condition.item()),)
+        scope.branches[index] = {value: Scope(graph=graphs[value], model=scope.model, outer=scope) for value in taken}
+        for branch in scope.branches[index].values():
+            count = len(branch.graph.output)
+            self._require(node, count == len(node.output), "outputs of a branch", f"{len(node.output)}, as many as the node's", count)
+            self.read(branch)
+
+    def _layer(self, scope: Scope, node: NodeProto) -> LstmLayer:
+        given = {name: value for name, value in zip(_INPUTS, node.input) if value}
+        for name, meaning in (("sequence_lens", "lengths of sequences"), ("P", "peepholes")):
+            self._require(node, name not in given, name, f"absent ({meaning} are not supported now)", given.get(name))
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        self._check_attributes(node, attributes)
+        weights = {name: self._constant(scope, node, name, given) for name in ("W", "R")}
+        for name, array in weights.items():
+            self._require(node, array.ndim == 3, name, "of the shape [1, 4 x hidden, ...]", array.shape)
+        hidden = weights["R"].shape[2]
+        if "hidden_size" in attributes:
+            self._require(node, attributes["hidden_size"] == hidden, "hidden_size", f"{hidden}, as R has it", attributes["hidden_size"])
+        shapes = {"W": (1, 4 * hidden, weights["W"].shape[2]), "R": (1, 4 * hidden, hidden), "B": (1, 8 * hidden)}
+        weights["B"] = self._constant(scope, node, "B", given) if "B" in given else np.zeros(shapes["B"], np.float32)
+        for name, shape in shapes.items():
+            self._require(node, weights[name].shape == shape, name, f"of the shape {shape}", weights[name].shape)
+        input_bias, recurrent_bias = weights["B"][0].reshape(2, 4 * hidden)
+        # A sum that is not finite is refused by the layer.
+        with np.errstate(over="ignore", invalid="ignore"):
+            bias = input_bias + recurrent_bias
+        initial_hidden = self._initial(scope, node, "initial_h", given, hidden)
+        initial_cell = self._initial(scope, node, "initial_c", given, hidden)
+        try:
+            return LstmLayer(
+                name=self._unique(node_name(node)),
+                input_kernel=_from_onnx_order(weights["W"][0]),
+                recurrent_kernel=_from_onnx_order(weights["R"][0]),
+                bias=_from_onnx_order(bias),
+                initial_hidden=initial_hidden,
+                initial_cell=initial_cell,
+            )
+        except NetworkError as error:
+            raise NetworkError(f"{self._origin}: {error}") from None
+
+    def _check_attributes(self, node: NodeProto, attributes: Mapping) -> None:
+        functions = [name.decode(errors="replace").lower() for name in attributes.get("activations", ())]
+        direction = attributes.get("direction", b"forward").decode(errors="replace")
+        allowed = {
+            "hidden_size": (True, "a number"),
+            "direction": (direction == "forward", "forward (supported now)"),
+            "activations": (functions in ([], ["sigmoid", "tanh", "tanh"]), "Sigmoid, Tanh, Tanh (supported now)"),
+            "input_forget": (attributes.get("input_forget", 0) == 0, "0 (supported now)"),
+            "layout": (attributes.get("layout", 0) == 0, "0 (supported now)"),
+        }
+        for name, value in attributes.items():
+            good, meaning = allowed.get(name, (False, "absent (not supported now)"))
+            shown = [v.decode(errors="replace") for v in value] if name == "activations" else value
+            self._require(node, good, name, meaning, direction if name == "direction" else shown)
+
+    def _constant(self, scope: Scope, node: NodeProto, name: str, given: Mapping[str, str]) -> np.ndarray:
+        value = self._fold(scope, node, name, given)
+        self._require(node, isinstance(value, np.ndarray), name, "constant", f"computed at run time from {value}", quote=False)
+        return self._float32(node, name, value)
+
+    def _initial(self, scope: Scope, node: NodeProto, name: str, given: Mapping[str, str], hidden: int) -> np.ndarray | None:
+        value = self._fold(scope, node, name, given) if name in given else None
+        if not isinstance(value, np.ndarray):
+            return None
+        value = self._float32(node, name, value)
+        shape = (1, 1, hidden)
+        self._require(node, value.shape == shape, name, f"of the shape {shape} (one sequence, supported now)", value.shape)
+        return value[0, 0]
+
+    def _fold(self, scope: Scope, node: NodeProto, name: str, given: Mapping[str, str]) -> np.ndarray | str:
+        self._require(node, name in given, name, "given", None)
+        with one_line_errors(f"{self._origin}: node {node_name(node)!r}: {name} cannot be computed"):
+            return scope.fold(given[name])
+
+    def _float32(self, node: NodeProto, name: str, value: np.ndarray) -> np.ndarray:
+        self._require(node, value.dtype == np.float32, name, "float32", str(value.dtype), quote=False)
+        return value
+
+    def _require(self, node: NodeProto, good: bool, what: str, allowed: str, got: object, quote: bool = True) -> None:
+        if not good:
+            shown = repr(got) if quote else got
+            raise NetworkError(f"{self._origin}: node {node_name(node)!r}: {what} must be {allowed}, not {shown}")
+
+    def _unique(self, name: str) -> str:
+        free, count = name, 1
+        while free in self._names:
+            count += 1
+            free = f"{name}.{count}"
+        self._names.add(free)
+        return free
+
+
+def _kind(node: NodeProto) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+
+
+def _from_onnx_order(rows: np.ndarray) -> np.ndarray:
+    """Reorder blocks of rows i, o, f, c to i, f, g, o."""
+    i, o, f, c = np.split(rows, 4)
+    return np.concatenate((i, f, c, o))

@@ -1,0 +1,408 @@
+"""The cycle contract: predicts every cycle and every event of a program, with tolerance zero.
+
+Cycle 0 is the first in which the machine runs. The host is always ready: it offers an input beat and takes an output beat
+whenever it can. Three units work in program order, each at most once a cycle: fetch (an instruction), tiles, post groups.
+An event waits for the latest of its conditions, so that time is a chain of maxima and sums; `_walk` is that chain.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, auto
+
+import numpy as np
+from numba import njit
+
+from .machine import Machine
+from .program import CHANNELS, FIELDS, INPUT_CHANNEL, Init, Input, Loop, Opcode, Operand, Post, Program, Source, Tile, Update
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Composite latencies in cycles, sums of the machine's named ones; the RTL is built from the same sums."""
+
+    machine: Machine
+
+    @property
+    def product_cycles(self) -> int:
+        """From the issue of a tile to its products."""
+        return self.machine.latencies.operand + self.machine.latencies.multiply
+
+    @property
+    def sum_cycles(self) -> int:
+        """From the issue of a tile to its sums at the accumulators. Every height is tapped after the full depth of the tree."""
+        return self.product_cycles + self.machine.tree_levels * self.machine.latencies.add
+
+    @property
+    def complete_cycles(self) -> int:
+        """From the issue of a row's last tile to the first post group that can take it."""
+        return self.sum_cycles + self.machine.latencies.accumulate
+
+    @property
+    def gate_cycles(self) -> int:
+        """From the issue of a post group to its activated gates."""
+        return self.machine.latencies.drain + self.machine.latencies.activate
+
+    @property
+    def cell_cycles(self) -> int:
+        """From the issue of a post group to its new cell state."""
+        return self.gate_cycles + self.machine.latencies.lane_multiply + self.machine.latencies.lane_add
+
+    @property
+    def update_cycles(self) -> int:
+        """From the issue of a post group to the first tile that can read its hidden values, and to its output beat."""
+        return self.cell_cycles + self.machine.latencies.activate + self.machine.latencies.lane_multiply + self.machine.latencies.writeback
+
+    @property
+    def recurrence_cycles(self) -> int:
+        """L: from the last tile of a step to the first tile that needs its h."""
+        return self.complete_cycles + self.update_cycles
+
+
+class Count(IntEnum):
+    """The counters that model and RTL share, in the order in which the RTL numbers them."""
+
+    cycles = 0
+    tiles = auto()
+    tile_rows = auto()
+    active_macs = auto()
+    input_reads = auto()
+    hidden_reads = auto()
+    accumulator_reads = auto()
+    bias_reads = auto()
+    instructions = auto()
+    input_writes = auto()
+    drained_rows = auto()
+    gate_activations = auto()
+    gate_writes = auto()
+    gate_reads = auto()
+    cell_updates = auto()
+    cell_reads = auto()
+    hidden_writes = auto()
+    outputs = auto()
+    saturations = auto()
+    idle_program = auto()
+    idle_input = auto()
+    idle_hidden = auto()
+    idle_accumulator = auto()
+    idle_drained = auto()
+
+
+IDLE_REASONS = tuple(count.name.removeprefix("idle_") for count in Count if count.name.startswith("idle_"))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A run's prediction.
+
+    counts : {counter name: value}; saturations are the numerics' and 0 here
+    output_cycles : int64[beats], the cycle in which each output beat passes
+    tile_spans, post_spans : int64[instructions, 4] of (first cycle, last cycle, issues, index among executed instructions)
+    input_spans : int64[vectors, 2] of (first, last cycle) in which a vector was received
+    """
+
+    counts: Mapping[str, int]
+    output_cycles: np.ndarray
+    tile_spans: np.ndarray
+    post_spans: np.ndarray
+    input_spans: np.ndarray
+
+    @property
+    def cycles(self) -> int:
+        return self.counts["cycles"]
+
+    @property
+    def idle(self) -> dict[str, int]:
+        return {reason: self.counts[f"idle_{reason}"] for reason in IDLE_REASONS}
+
+
+def predict(program: Program) -> Timing:
+    """Predict the run of `program` on its machine."""
+    machine, contract = program.machine, Contract(program.machine)
+    executed = list(program.executed())
+    rows: dict[int, np.ndarray] = {}
+    table = np.array([rows[id(each)] if id(each) in rows else rows.setdefault(id(each), _row(each)) for each in executed])
+    tiles = [each for each in executed if isinstance(each, Tile)]
+    posts = [each for each in executed if isinstance(each, Post)]
+    blocks = sum(tile.blocks(machine) for tile in tiles if tile.complete)
+    groups = sum(post.groups for post in posts)
+    vectors = sum(each.count for each in executed if isinstance(each, Input))
+    parameters = np.array(
+        [
+            machine.macs,
+            machine.tile_rows.min,
+            machine.lanes,
+            contract.complete_cycles,
+            contract.update_cycles,
+            machine.latencies.accumulate,
+            machine.queues.tile,
+            machine.queues.post,
+            machine.queues.output,
+        ],
+        np.int64,
+    )
+    counts = np.zeros(len(Count), np.int64)
+    outputs = np.zeros(groups, np.int64)
+    tile_spans = np.zeros((len(tiles), 4), np.int64)
+    post_spans = np.zeros((len(posts), 4), np.int64)
+    input_spans = np.zeros((vectors, 2), np.int64)
+    emitted = _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_spans, input_spans)
+    if emitted < 0:
+        raise ValueError("the program waits for something that no earlier instruction produces")
+    named = {count.name: int(counts[count]) for count in Count}
+    return Timing(named, outputs[:emitted], tile_spans, post_spans, input_spans)
+
+
+# Columns of the table that `_walk` reads: the union of all fields.
+_COLUMNS = {name: index for index, name in enumerate(dict.fromkeys(name for fields in FIELDS.values() for name, _ in fields))}
+
+
+def _row(instruction) -> np.ndarray:
+    row = np.zeros(len(_COLUMNS), np.int64)
+    for name, _ in FIELDS[instruction.opcode]:
+        row[_COLUMNS[name]] = getattr(instruction, name)
+    return row
+
+
+# Numba reads module constants as compile-time integers.
+_OPCODE, _COUNT = _COLUMNS["opcode"], _COLUMNS["count"]
+_SLOTS, _ELEMENTS = _COLUMNS["slots"], _COLUMNS["elements"]
+_TAP, _OUTER, _INIT, _COMPLETE, _OPERAND = (_COLUMNS[name] for name in ("tap", "columns_outer", "init", "complete", "operand"))
+_WAIT, _CHANNEL, _CURSOR, _ADVANCE = (_COLUMNS[name] for name in ("wait", "channel", "cursor", "advance"))
+_COLUMN, _ROWS, _WIDTH, _ACCUMULATOR, _SOURCE = (_COLUMNS[name] for name in ("column", "rows", "columns", "accumulator", "source"))
+_UPDATE, _STRIDE, _NEURONS, _SIGNAL, _EMIT, _FENCE = (_COLUMNS[name] for name in ("update", "stride", "neurons", "signal", "emit", "fence"))
+_OP_HALT, _OP_INPUT, _OP_TILE, _OP_POST = int(Opcode.HALT), int(Opcode.INPUT), int(Opcode.TILE), int(Opcode.POST)
+_INIT_ZERO, _INIT_SOURCE = int(Init.ZERO), int(Init.SOURCE)
+_OPERAND_INPUT, _INPUT_CHANNEL = int(Operand.INPUT), INPUT_CHANNEL
+_INTERLEAVED, _GATE, _BUFFER = int(Source.INTERLEAVED), int(Source.GATE), int(Source.BUFFER)
+_KEEP, _LSTM, _STATE = int(Update.KEEP), int(Update.LSTM), int(Update.STATE)
+(
+    _C_CYCLES,
+    _C_TILES,
+    _C_TILE_ROWS,
+    _C_ACTIVE,
+    _C_INPUT_READS,
+    _C_HIDDEN_READS,
+    _C_ACCUMULATOR_READS,
+    _C_BIAS_READS,
+    _C_INSTRUCTIONS,
+    _C_INPUT_WRITES,
+    _C_DRAINED,
+    _C_GATE_ACTIVATIONS,
+    _C_GATE_WRITES,
+    _C_GATE_READS,
+    _C_CELL_UPDATES,
+    _C_CELL_READS,
+    _C_HIDDEN_WRITES,
+    _C_OUTPUTS,
+    _C_SATURATIONS,
+    _C_IDLE_PROGRAM,
+    _C_IDLE_INPUT,
+    _C_IDLE_HIDDEN,
+    _C_IDLE_ACCUMULATOR,
+    _C_IDLE_DRAINED,
+) = (int(count) for count in Count)
+
+
+@njit(cache=True)
+def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_spans, input_spans):
+    """Fill the result arrays; return the number of output beats, or -1 where the program would wait for ever."""
+    macs, least_rows, lanes, complete_cycles, update_cycles, accumulate_cycles, tile_queue, post_queue, output_queue = parameters
+    # Logs of what became available when: finished rows for post, written elements for tiles (by channel), freed input slots.
+    row_total = np.zeros(blocks + 1, np.int64)
+    row_cycle = np.zeros(blocks + 1, np.int64)
+    rows_logged, rows_taken, row_pointer = 0, 0, 1
+    channel_total = np.zeros((CHANNELS, groups + 1), np.int64)
+    channel_cycle = np.zeros((CHANNELS, groups + 1), np.int64)
+    channel_logged = np.zeros(CHANNELS, np.int64)
+    cursor_base = np.zeros(CHANNELS, np.int64)
+    cursor_pointer = np.zeros(CHANNELS, np.int64)
+    vectors = len(input_spans)
+    freed = np.zeros(vectors + 1, np.int64)
+    vectors_freed, vectors_received, input_total = 0, 0, 0
+    input_ready, input_elements, input_slots, input_count = 0, 0, 0, 0
+    beat_next = 0
+    # The last accumulate_cycles - 1 tiles, whose sums are not back yet.
+    recent_cycle = np.full(accumulate_cycles, -(1 << 40), np.int64)
+    recent_start = np.zeros(accumulate_cycles, np.int64)
+    recent_size = np.zeros(accumulate_cycles, np.int64)
+    recent_next = 0
+
+    fetch = -1
+    tile_index, post_index, emitted = 0, 0, 0
+    tile_pops = np.full(len(tile_spans) + 1, -1, np.int64)
+    post_pops = np.full(len(post_spans) + 1, -1, np.int64)
+    tile_last, post_last, group_last = -1, -1, -1
+    idle_program = 0
+    last_write = -1
+
+    for line in range(len(table)):
+        row = table[line]
+        opcode = row[_OPCODE]
+        fetch += 1
+        if opcode == _OP_TILE and tile_index >= tile_queue:
+            fetch = max(fetch, tile_pops[tile_index - tile_queue] + 1)
+        if opcode == _OP_POST and post_index >= post_queue:
+            fetch = max(fetch, post_pops[post_index - post_queue] + 1)
+        counts[_C_INSTRUCTIONS] += 1
+        if opcode == _OP_INPUT:
+            input_ready, input_elements, input_slots, input_count = fetch + 1, row[_ELEMENTS], row[_SLOTS], row[_COUNT]
+            beat_next = max(beat_next, input_ready)
+        elif opcode == _OP_TILE:
+            pop = max(fetch + 1, tile_last)
+            tile_pops[tile_index] = pop
+            idle_program += pop - tile_last
+            height = least_rows << row[_TAP]
+            width = macs // height
+            size = 1 << row[_TAP]
+            block_count = -(-row[_ROWS] // height)
+            column_count = -(-row[_WIDTH] // width)
+            issue = pop
+            for index in range(block_count * column_count):
+                if row[_OUTER]:
+                    column, block = index // block_count, index % block_count
+                else:
+                    block, column = index // column_count, index % column_count
+                earliest = issue + 1
+                ready = earliest
+                active_columns = min(width, row[_WIDTH] - column * width)
+                if row[_WAIT]:
+                    cursor, channel = row[_CURSOR], row[_CHANNEL]
+                    need = cursor_base[cursor] + row[_COLUMN] + column * width + active_columns
+                    if channel == _INPUT_CHANNEL:
+                        # Received vectors are logged lazily: each waits for the slot that an earlier tile frees.
+                        while input_total < need:
+                            if vectors_received >= input_count:
+                                return -1
+                            if vectors_received >= input_slots:
+                                if vectors_received - input_slots >= vectors_freed:
+                                    return -1
+                                beat_next = max(beat_next, freed[vectors_received - input_slots] + 1)
+                            input_spans[vectors_received, 0] = beat_next
+                            beat_next += -(-input_elements // lanes)
+                            input_spans[vectors_received, 1] = beat_next - 1
+                            vectors_received += 1
+                            input_total += input_elements
+                        vector = (need - 1) // input_elements
+                        beat = (need - 1 - vector * input_elements) // lanes
+                        ready = max(ready, input_spans[vector, 0] + beat + 1)
+                    else:
+                        pointer = cursor_pointer[cursor]
+                        while channel_total[channel, pointer] < need:
+                            pointer += 1
+                            if pointer > channel_logged[channel]:
+                                return -1
+                        cursor_pointer[cursor] = pointer
+                        ready = max(ready, channel_cycle[channel, pointer])
+                start = row[_ACCUMULATOR] + block * size
+                free = ready
+                first_column = column == 0
+                if not (first_column and row[_INIT] == _INIT_ZERO):
+                    read = row[_SOURCE] + block * size if first_column and row[_INIT] == _INIT_SOURCE else start
+                    for other in range(accumulate_cycles):
+                        if recent_start[other] < read + size and read < recent_start[other] + recent_size[other]:
+                            free = max(free, recent_cycle[other] + accumulate_cycles)
+                    counts[_C_ACCUMULATOR_READS] += height
+                    if first_column and row[_INIT] == _INIT_SOURCE:
+                        counts[_C_BIAS_READS] += height
+                waited = _C_IDLE_INPUT if row[_OPERAND] == _OPERAND_INPUT else _C_IDLE_HIDDEN
+                counts[waited] += ready - earliest
+                counts[_C_IDLE_ACCUMULATOR] += free - ready
+                issue = free
+                recent_cycle[recent_next], recent_start[recent_next], recent_size[recent_next] = issue, start, size
+                recent_next = (recent_next + 1) % accumulate_cycles
+                active_rows = min(height, row[_ROWS] - block * height)
+                if row[_COMPLETE] and column == column_count - 1:
+                    row_total[rows_logged + 1] = row_total[rows_logged] + active_rows
+                    rows_logged += 1
+                    row_cycle[rows_logged] = issue + complete_cycles
+                counts[_C_TILES] += 1
+                counts[_C_TILE_ROWS] += height
+                counts[_C_ACTIVE] += active_rows * active_columns
+                counts[_C_INPUT_READS if row[_OPERAND] == _OPERAND_INPUT else _C_HIDDEN_READS] += width
+                if index == 0:
+                    tile_spans[tile_index, 0] = issue
+            tile_last = issue
+            tile_spans[tile_index, 1] = issue
+            tile_spans[tile_index, 2] = block_count * column_count
+            tile_spans[tile_index, 3] = line
+            tile_index += 1
+            if row[_ADVANCE]:
+                cursor_base[row[_CURSOR]] += row[_ADVANCE]
+                if row[_OPERAND] == _OPERAND_INPUT:
+                    freed[vectors_freed] = tile_last
+                    vectors_freed += 1
+        elif opcode == _OP_POST:
+            pop = max(fetch + 1, post_last)
+            post_pops[post_index] = pop
+            issue = pop
+            left = row[_NEURONS]
+            source, update = row[_SOURCE], row[_UPDATE]
+            group = 0
+            while left > 0:
+                taken = min(left, 1 << row[_STRIDE])
+                issue += 1
+                if update != _STATE and source != _BUFFER:
+                    rows = 4 * taken if source == _INTERLEAVED else taken
+                    rows_taken += rows
+                    while row_pointer > rows_logged or row_total[row_pointer] < rows_taken:
+                        row_pointer += 1
+                        if row_pointer > rows_logged:
+                            return -1
+                    issue = max(issue, row_cycle[row_pointer])
+                    counts[_C_DRAINED] += rows
+                    counts[_C_GATE_ACTIVATIONS] += rows
+                    if source == _GATE:
+                        counts[_C_GATE_WRITES] += taken
+                if row[_FENCE] and group == 0 and group_last >= 0:
+                    issue = max(issue, group_last + update_cycles)
+                if row[_EMIT]:
+                    if emitted >= output_queue:
+                        issue = max(issue, outputs[emitted - output_queue] + 1)
+                    outputs[emitted] = issue + update_cycles
+                    emitted += 1
+                    counts[_C_OUTPUTS] += taken
+                group_last = issue
+                if update == _LSTM:
+                    counts[_C_CELL_UPDATES] += taken
+                    counts[_C_HIDDEN_WRITES] += taken
+                    if source == _BUFFER:
+                        counts[_C_GATE_READS] += 4 * taken
+                if update != _KEEP:
+                    counts[_C_CELL_READS] += taken
+                if row[_SIGNAL]:
+                    channel = row[_CHANNEL]
+                    entry = channel_logged[channel] + 1
+                    channel_total[channel, entry] = channel_total[channel, entry - 1] + taken
+                    channel_cycle[channel, entry] = issue + update_cycles
+                    channel_logged[channel] = entry
+                if group == 0:
+                    post_spans[post_index, 0] = issue
+                left -= taken
+                group += 1
+            post_last = issue
+            post_spans[post_index, 1] = issue
+            post_spans[post_index, 2] = group
+            post_spans[post_index, 3] = line
+            post_index += 1
+
+    while vectors_received < min(input_count, input_slots + vectors_freed):
+        if vectors_received >= input_slots:
+            beat_next = max(beat_next, freed[vectors_received - input_slots] + 1)
+        input_spans[vectors_received, 0] = beat_next
+        beat_next += -(-input_elements // lanes)
+        input_spans[vectors_received, 1] = beat_next - 1
+        vectors_received += 1
+        input_total += input_elements
+    if emitted:
+        last_write = outputs[emitted - 1] + 1
+    end = max(fetch + 1, tile_last + complete_cycles, last_write)
+    if group_last >= 0:
+        end = max(end, group_last + update_cycles)
+    end = max(end, beat_next)
+    counts[_C_CYCLES] = end + 1
+    counts[_C_INPUT_WRITES] = input_total
+    # After the last tile: fetching until the halt has been seen, drained after that.
+    idle_program += max(0, fetch - tile_last)
+    counts[_C_IDLE_PROGRAM] = idle_program
+    counts[_C_IDLE_DRAINED] = end - max(fetch, tile_last)
+    return emitted

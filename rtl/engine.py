@@ -1,0 +1,128 @@
+"""The tile engine: vector-scalar slices, the add-reduce tree with its taps, and the accumulator groups.
+
+Tile rows fall on accumulator groups by address: group a lies in column a mod G of the G groups, at depth a div G. A tap
+gives the 2**tap nodes of a tree level; a group takes the node that is its own number modulo 2**tap, so that a tile may
+start at any multiple of its height. Every tap is delayed to the depth of the whole tree: the latency does not depend on K.
+"""
+
+from amaranth.hdl import Module, Signal, unsigned
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import ceil_log2
+
+from sharp.model.machine import Machine
+from sharp.model.timing import Contract
+
+from .pipeline import delay
+from .slices import AccumulatorSlice, AddSlice, VectorScalarSlice, place
+
+
+
+def tile_layout(machine: Machine) -> data.StructLayout:
+    """What the engine is told of an issued tile."""
+    group = unsigned(max(1, ceil_log2(machine.buffers.accumulator_rows // machine.tile_rows.min)))
+    return data.StructLayout(
+        {
+            "weight": unsigned(max(1, ceil_log2(machine.weight_words))),
+            "tap": unsigned(max(1, ceil_log2(len(machine.tile_heights)))),
+            "zero": unsigned(1),
+            "read": group,
+            "write": group,
+        }
+    )
+
+
+class TileEngine(wiring.Component):
+    """Multiplies tiles and accumulates their rows.
+
+    Members
+    -------
+    valid : In; tile : In(tile_layout), the issued tile
+    scalars : In(16 * slices), `operand` cycles after the issue
+    drain_address : In, depth of the accumulator rows; drain_data : Out(32 * tile_rows.max), one cycle later
+    load_weight, load_slice, load_address, load_data : In, write one slice's weight word
+    load_accumulator, load_half, load_group : In, write half the rows of an accumulator group
+    """
+
+    def __init__(self, machine: Machine):
+        self.machine = machine
+        self.layout = tile_layout(machine)
+        super().__init__(
+            {
+                "valid": In(1),
+                "tile": In(self.layout),
+                "scalars": In(unsigned(16 * machine.slices)),
+                "drain_address": In(unsigned(max(1, ceil_log2(machine.accumulator_depth)))),
+                "drain_data": Out(unsigned(32 * machine.tile_rows.max)),
+                "load_weight": In(1),
+                "load_slice": In(range(machine.slices)),
+                "load_address": In(self.layout["weight"].shape),
+                "load_accumulator": In(1),
+                "load_half": In(1),
+                "load_group": In(self.layout["read"].shape),
+                "load_data": In(unsigned(16 * machine.tile_rows.min)),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        machine, contract = self.machine, Contract(self.machine)
+        rows, levels, taps = machine.tile_rows.min, machine.tree_levels, len(machine.tile_heights)
+
+        nodes = []
+        for index in range(machine.slices):
+            unit = place(m, f"vector_scalar_{index}", VectorScalarSlice, machine)
+            m.d.comb += [
+                unit.load_enable.eq(self.load_weight & (self.load_slice == index)),
+                unit.load_address.eq(self.load_address),
+                unit.load_data.eq(self.load_data),
+                unit.weight_address.eq(self.tile.weight),
+                unit.scalar.eq(self.scalars.word_select(index, 16)),
+            ]
+            nodes.append(unit.product)
+
+        # tapped[tap][node]: the nodes of a tap at the time of the tree's root.
+        tapped = {}
+        for level in range(levels + 1):
+            tap = levels - level
+            if tap < taps:
+                wait = tap * machine.latencies.add
+                tapped[tap] = [delay(m, node, wait, name=f"tap_{tap}_{index}") for index, node in enumerate(nodes)]
+            pairs = zip(nodes[0::2], nodes[1::2], strict=True) if level < levels else ()
+            nodes = []
+            for index, (left, right) in enumerate(pairs):
+                unit = place(m, f"add_{level}_{index}", AddSlice, machine)
+                m.d.comb += [unit.a.eq(left), unit.b.eq(right)]
+                nodes.append(unit.o)
+
+        # n_ : one cycle before the nodes arrive.
+        ahead = contract.sum_cycles - 1
+        n_valid = delay(m, self.valid, ahead, name="n_valid", reset=True)
+        n_tile = Signal(self.layout)
+        m.d.comb += n_tile.eq(delay(m, self.tile.as_value(), ahead, name="n_tile"))
+        group_bits = machine.row_groups.bit_length() - 1
+        for group in range(machine.row_groups):
+            unit = place(m, f"accumulator_{group}", AccumulatorSlice, machine)
+            mine = Signal(name=f"mine_{group}")
+            with m.Switch(n_tile.tap):
+                for tap in range(taps):
+                    with m.Case(tap):
+                        m.d.comb += mine.eq(n_tile.write[:group_bits] >> tap == group >> tap)
+            m.d.comb += [
+                unit.valid.eq(n_valid & mine),
+                unit.zero.eq(n_tile.zero),
+                unit.tap.eq(n_tile.tap),
+                unit.read_address.eq(n_tile.read[group_bits:]),
+                unit.write_address.eq(n_tile.write[group_bits:]),
+                unit.drain_address.eq(self.drain_address),
+                self.drain_data[32 * rows * group : 32 * rows * (group + 1)].eq(unit.drain_data),
+                unit.load_address.eq(self.load_group[group_bits:]),
+                unit.load_data.eq(self.load_data),
+            ]
+            for half in range(2):
+                chosen = self.load_accumulator & (self.load_half == half) & (self.load_group[:group_bits] == group)
+                m.d.comb += unit.load_enable[half].eq(chosen)
+            for tap in range(taps):
+                node = tapped[tap][group % (1 << tap)]
+                m.d.comb += unit.nodes[32 * rows * tap : 32 * rows * (tap + 1)].eq(node)
+        return m

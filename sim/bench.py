@@ -1,0 +1,125 @@
+"""Runs programs on the RTL: `simulate` builds a machine's simulator (or finds it), runs programs on it and returns traces.
+
+The build is made once for a machine and kept; any number of runs share one simulation, each loaded over the ports that a
+host would use. The cocotb side of the bench is `bench_driver`.
+"""
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sharp.model.machine import Machine
+from sharp.model.program import Program
+from sharp.model.timing import Timing
+from sharp.rtl.top import SLICES, TOP_MODULE, Space, convert, program_pieces
+
+from . import verilator
+from .bench_driver import JOBS_VARIABLE, Job, Trace
+
+PUBLIC_PORTS = (
+    "clk",
+    "rst",
+    "load_valid",
+    "load_space",
+    "load_address",
+    "load_data",
+    "start",
+    "running",
+    "i__payload",
+    "i__valid",
+    "i__ready",
+    "o__payload",
+    "o__valid",
+    "o__ready",
+    "cycle",
+    "counter_address",
+    "counter_value",
+)
+# A run that takes this many times its predicted cycles hangs; random stalls may stretch it further.
+HANG_FACTOR, STALLED_HANG_FACTOR, HANG_MARGIN_CYCLES = 2, 40, 20_000
+
+
+@dataclass(frozen=True)
+class Run:
+    """A program, its input vectors (float16[steps, D]), its prediction, and the seed of random stalls, if any."""
+
+    program: Program
+    inputs: np.ndarray
+    timing: Timing
+    stall_seed: int | None = None
+
+
+def build(machine: Machine, progress: Callable[[str], None] | None = None) -> Path:
+    """Return the simulator of `machine`, built if it is not in the cache."""
+    if progress:
+        progress("converting to Verilog")
+    return verilator.build(convert(machine), TOP_MODULE, {TOP_MODULE: PUBLIC_PORTS}, [kind.MODULE for kind in SLICES], progress=progress)
+
+
+def simulate(machine: Machine, runs: Sequence[Run], progress: Callable[[str], None] | None = None) -> list[Trace]:
+    """Run all `runs` on the RTL of `machine`, one after another, and return their traces.
+
+    Raises `SimulationError` when the bench fails or a run does not end.
+    """
+    simulator = build(machine, progress)
+    with tempfile.TemporaryDirectory(prefix="sharp-") as folder:
+        jobs, traces = Path(folder) / "jobs", Path(folder) / "traces"
+        jobs.write_bytes(pickle.dumps([_job(run) for run in runs]))
+        if progress:
+            progress("simulating")
+        verilator.run(
+            simulator,
+            test_module="sharp.sim.bench_driver",
+            top=TOP_MODULE,
+            log=Path(folder) / "bench.log",
+            environment={JOBS_VARIABLE: f"{jobs}{os.pathsep}{traces}"},
+        )
+        return pickle.loads(traces.read_bytes())
+
+
+def _job(run: Run) -> Job:
+    machine = run.program.machine
+    factor = HANG_FACTOR if run.stall_seed is None else STALLED_HANG_FACTOR
+    return Job(
+        lanes=machine.lanes,
+        steps=run.program.steps,
+        neurons=run.program.neurons,
+        loads=_loads(run.program),
+        beats=_beats(machine, run.inputs),
+        limit_cycles=factor * run.timing.cycles + HANG_MARGIN_CYCLES,
+        stall_seed=run.stall_seed,
+    )
+
+
+def _loads(program: Program) -> list[tuple[int, int, int]]:
+    """Return (space, address, data) of every word that the load port takes before a run."""
+    machine = program.machine
+    loads = []
+
+    def write(space: Space, address: int, words: np.ndarray) -> None:
+        loads.extend((int(space), address + index, int.from_bytes(word.tobytes(), "little")) for index, word in enumerate(words))
+
+    pieces, bits = program_pieces(machine), machine.load_bits
+    for index, word in enumerate(program.words):
+        mask = (1 << bits) - 1
+        loads.extend((int(Space.PROGRAM), index * pieces + piece, word >> piece * bits & mask) for piece in range(pieces))
+    rows = machine.tile_rows.min
+    write(Space.WEIGHT, 0, program.weights.reshape(-1, rows))
+    write(Space.ACCUMULATOR, 0, program.accumulators.reshape(-1, rows // 2))
+    write(Space.HIDDEN, 0, program.hidden.reshape(-1, machine.lanes))
+    write(Space.CELL, 0, program.cell.reshape(-1, machine.lanes))
+    return loads
+
+
+def _beats(machine: Machine, inputs: np.ndarray) -> list[int]:
+    """Return the input stream: every vector in beats of `lanes` elements, the last one padded."""
+    steps, elements = inputs.shape
+    beats = -(-elements // machine.lanes)
+    padded = np.zeros((steps, beats * machine.lanes), np.float16)
+    padded[:, :elements] = inputs
+    return [int.from_bytes(beat.tobytes(), "little") for beat in padded.reshape(-1, machine.lanes)]

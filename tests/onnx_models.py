@@ -1,0 +1,172 @@
+"""Small ONNX models with LSTM nodes, and a plain float32 LSTM to stand where the accelerator will."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from sharp.model.network import LstmLayer
+
+FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
+OUTPUTS = ("Y", "Y_h", "Y_c")
+
+
+def random_weights(inputs: int, hidden: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """W, R and B as an ONNX LSTM node takes them."""
+    generator = np.random.default_rng(seed)
+    shapes = {"W": (1, 4 * hidden, inputs), "R": (1, 4 * hidden, hidden), "B": (1, 8 * hidden)}
+    return {name: generator.uniform(-0.7, 0.7, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def constant(name: str, array: np.ndarray) -> NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
+
+
+def _axes(name: str) -> tuple[list[NodeProto], list[str]]:
+    return [constant(f"{name}_axes", np.array([0], np.int64))], [f"{name}_axes"]
+
+
+def _unsqueezed(name: str, array: np.ndarray) -> list[NodeProto]:
+    nodes, axes = _axes(name)
+    return [constant(f"{name}_flat", array[0]), *nodes, helper.make_node("Unsqueeze", [f"{name}_flat", *axes], [name])]
+
+
+def _squeezed(name: str, array: np.ndarray) -> list[NodeProto]:
+    nodes, axes = _axes(name)
+    return [constant(f"{name}_deep", array[None]), *nodes, helper.make_node("Squeeze", [f"{name}_deep", *axes], [name])]
+
+
+def _reshaped(name: str, array: np.ndarray) -> list[NodeProto]:
+    shape = constant(f"{name}_shape", np.array(array.shape, np.int64))
+    return [constant(f"{name}_flat", array.ravel()), shape, helper.make_node("Reshape", [f"{name}_flat", f"{name}_shape"], [name])]
+
+
+def _transposed(name: str, array: np.ndarray) -> list[NodeProto]:
+    return [constant(f"{name}_turned", array.T.copy()), helper.make_node("Transpose", [f"{name}_turned"], [name])]
+
+
+def _concatenated(name: str, array: np.ndarray) -> list[NodeProto]:
+    halves = np.split(array, 2, axis=1)
+    nodes = [constant(f"{name}_{k}", half) for k, half in enumerate(halves)]
+    return [*nodes, helper.make_node("Concat", [f"{name}_0", f"{name}_1"], [name], axis=1)]
+
+
+def _cast(name: str, array: np.ndarray) -> list[NodeProto]:
+    double = constant(f"{name}_double", array.astype(np.float64))
+    cast = helper.make_node("Cast", [f"{name}_double"], [f"{name}_cast"], to=FLOAT)
+    return [double, cast, helper.make_node("Identity", [f"{name}_cast"], [name])]
+
+
+def _chosen(name: str, array: np.ndarray) -> list[NodeProto]:
+    """Made by an `If` whose condition is constant."""
+    branches = {
+        f"{kind}_branch": helper.make_graph([constant(f"{name}_{kind}", value)], kind, [], [value_info(f"{name}_{kind}", array.shape)])
+        for kind, value in (("then", array), ("else", -array))
+    }
+    return [constant(f"{name}_yes", np.array(True)), helper.make_node("If", [f"{name}_yes"], [name], **branches)]
+
+
+WEIGHT_MAKERS: dict[str, Callable[[str, np.ndarray], list[NodeProto]]] = {
+    "Constant": lambda name, array: [constant(name, array)],
+    "Unsqueeze": _unsqueezed,
+    "Squeeze": _squeezed,
+    "Reshape": _reshaped,
+    "Transpose": _transposed,
+    "Concat": _concatenated,
+    "Cast": _cast,
+    "If": _chosen,
+}
+
+
+def value_info(name: str, shape, kind: int = FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def lstm(hidden: int, inputs: str = "X W R B", name: str = "cell", outputs=OUTPUTS, **attributes) -> NodeProto:
+    """An LSTM node; in `inputs`, a dash stands for an input left out."""
+    names = ["" if word == "-" else word for word in inputs.split()]
+    return helper.make_node("LSTM", names, list(outputs), name=name, hidden_size=hidden, **attributes)
+
+
+def lstm_outputs(hidden: int) -> list[onnx.ValueInfoProto]:
+    return [value_info("Y", ("steps", 1, "batch", hidden)), *(value_info(name, (1, "batch", hidden)) for name in OUTPUTS[1:])]
+
+
+def model(nodes, inputs, outputs, initialisers=None, opset: int = 17) -> ModelProto:
+    tensors = [numpy_helper.from_array(array, name) for name, array in (initialisers or {}).items()]
+    graph = helper.make_graph(list(nodes), "main", list(inputs), list(outputs), tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def lstm_model(inputs: int, hidden: int, *, words: str = "X W R B", made_by: str = "initialiser", states=None, seed: int = 0, **attributes):
+    """One LSTM node over the graph input X.
+
+    words : inputs of the node; made_by : "initialiser" or a key of `WEIGHT_MAKERS`; states : initial states that are constants,
+    others are graph inputs. Returns the model and its weights.
+    """
+    weights = random_weights(inputs, hidden, seed)
+    constants = {**{name: weights[name] for name in weights if name in words.split()}, **(states or {})}
+    ports = [value_info("X", ("steps", "batch", inputs))]
+    ports += [value_info(name, (1, 1, hidden)) for name in ("initial_h", "initial_c") if name in words and name not in constants]
+    nodes = [] if made_by == "initialiser" else [n for name, array in constants.items() for n in WEIGHT_MAKERS[made_by](name, array)]
+    initialisers = constants if made_by == "initialiser" else {}
+    made = model([*nodes, lstm(hidden, words, **attributes)], ports, lstm_outputs(hidden), initialisers)
+    return made, weights
+
+
+def branch(nodes, hidden: int, kind: str, initialisers=None) -> GraphProto:
+    """A branch of an `If` whose outputs are an LSTM's, under names of its own."""
+    tensors = [numpy_helper.from_array(array, name) for name, array in (initialisers or {}).items()]
+    outputs = [helper.make_node("Identity", [f"{kind}_{name}"], [f"{kind}_{name}_out"]) for name in OUTPUTS]
+    infos = [value_info(f"{kind}_{name}_out", None) for name in OUTPUTS]
+    return helper.make_graph([*nodes, *outputs], kind, [], infos, tensors)
+
+
+def branch_lstm(hidden: int, kind: str, inputs: str) -> NodeProto:
+    return lstm(hidden, inputs, name=f"cell_{kind}", outputs=[f"{kind}_{name}" for name in OUTPUTS])
+
+
+def nested_if_model(inputs: int, hidden: int, *, outer_weights: bool = True) -> tuple[ModelProto, dict[str, dict[str, np.ndarray]]]:
+    """An LSTM in each of three branches: an `If` on the input `fast`, and inside its else branch one on the input `loud`.
+
+    Returns the model and the weights by branch: then, deep_then, deep_else.
+    """
+    kinds = ("then", "deep_then", "deep_else")
+    weights = {kind: random_weights(inputs, hidden, seed) for seed, kind in enumerate(kinds)}
+    named = {kind: {f"{name}_{kind}": array for name, array in weights[kind].items()} for kind in kinds}
+    outside = {name: array for kind in kinds for name, array in named[kind].items()} if outer_weights else {}
+
+    def cell(kind: str) -> GraphProto:
+        node = branch_lstm(hidden, kind, f"X W_{kind} R_{kind} B_{kind}")
+        return branch([node], hidden, kind, None if outer_weights else named[kind])
+
+    inner_outputs = [f"else_{name}" for name in OUTPUTS]
+    inner = helper.make_node("If", ["loud"], inner_outputs, then_branch=cell("deep_then"), else_branch=cell("deep_else"))
+    otherwise = branch([inner], hidden, "else")
+    outer = helper.make_node("If", ["fast"], list(OUTPUTS), then_branch=cell("then"), else_branch=otherwise)
+    ports = [value_info("X", ("steps", 1, inputs)), value_info("fast", (), BOOL), value_info("loud", (), BOOL)]
+    return model([outer], ports, lstm_outputs(hidden), outside), weights
+
+
+def save(made: ModelProto, tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+def run_lstm(layer: LstmLayer, x: np.ndarray, h: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The LSTM as textbooks write it, in float32."""
+    y = np.empty((x.shape[0], layer.hidden), np.float32)
+    for step, vector in enumerate(x):
+        sums = layer.input_kernel @ vector + layer.recurrent_kernel @ h + layer.bias
+        i, f, g, o = np.split(sums, 4)
+        c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
+        h = _sigmoid(o) * np.tanh(c)
+        y[step] = h
+    return y, h, c
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
