@@ -5,7 +5,6 @@ function may change in every cycle: it travels with its argument.
 """
 
 from amaranth.hdl import C, Cat, Module, Mux, Signal, unsigned
-from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
@@ -21,7 +20,7 @@ from sharp.model.arithmetic import (
     Activation,
 )
 
-from .floating import Pipeline, leading_zeros, wire
+from .floating import Pipeline, Unit, leading_zeros, wire
 
 FUNCTION_BITS = 4
 
@@ -42,7 +41,7 @@ def _table_words() -> list[int]:
     return words
 
 
-class ActivationUnit(wiring.Component):
+class ActivationUnit(Unit):
     """o = function(x), binary32.
 
     Parameters
@@ -58,8 +57,7 @@ class ActivationUnit(wiring.Component):
     """
 
     def __init__(self, *, latency: int):
-        self.latency = latency
-        super().__init__({"x": In(32), "function": In(FUNCTION_BITS), "o": Out(32)})
+        super().__init__({"x": In(32), "function": In(FUNCTION_BITS), "o": Out(32)}, latency=latency)
 
     def elaborate(self, platform):
         m = Module()
@@ -73,7 +71,8 @@ class ActivationUnit(wiring.Component):
         argument = wire(m, "argument", Cat(C(0, _ARGUMENT_BITS - 24), x[:23], C(1, 1)) >> (largest - x[23:31])[:8])
         x, function, beyond, argument = pipeline.cut(x, function, beyond, argument)
 
-        m.submodules.table = table = Memory(shape=unsigned(sum(COEFFICIENT_BITS)), depth=1 << _SEGMENT_BITS, init=_table_words())
+        word = unsigned(sum(COEFFICIENT_BITS))
+        m.submodules.coefficients = table = Memory(shape=word, depth=1 << _SEGMENT_BITS, init=_table_words())
         port = table.read_port(domain="comb")
         m.d.comb += port.addr.eq(argument[OFFSET_BITS:])
         c0_bits, c1_bits, c2_bits = COEFFICIENT_BITS
@@ -87,8 +86,8 @@ class ActivationUnit(wiring.Component):
         slope = wire(m, "slope", (c1 - ((c2 * offset[-SQUARE_OFFSET_BITS:]) >> SQUARE_SHIFT))[:c1_bits])
         x, function, beyond, offset, c0, slope = pipeline.cut(x, function, beyond, offset, c0, slope)
 
-        inside = wire(m, "inside", (c0 + ((slope * offset) >> SLOPE_SHIFT))[:RESULT_FRACTION_BITS])
-        tanh = wire(m, "tanh", Mux(beyond, 1 << RESULT_FRACTION_BITS, inside))
+        below_one = wire(m, "below_one", (c0 + ((slope * offset) >> SLOPE_SHIFT))[:RESULT_FRACTION_BITS])
+        tanh = wire(m, "tanh", Mux(beyond, 1 << RESULT_FRACTION_BITS, below_one))
         x, function, tanh = pipeline.cut(x, function, tanh)
 
         # The result in units of 2^-24.

