@@ -18,6 +18,9 @@ from .config import Schema, read_yaml, validate
 from .errors import ConfigError
 
 Count = Annotated[int, Field(ge=1)]
+# Multipliers of a unit of the engine. Larger ones cross fewer boundaries in simulation, but compile longer.
+CLUSTER_MACS = 64
+
 Stages = Annotated[int, Field(ge=1, le=8)]
 
 
@@ -113,6 +116,11 @@ class Machine(Schema):
     def slices(self) -> int:
         """Vector-scalar slices, each `tile_rows.min` multipliers with one scalar: leaves of the add-reduce tree."""
         return self.macs // self.tile_rows.min
+
+    @property
+    def cluster_slices(self) -> int:
+        """Neighbouring slices that are built as one unit: below every tap of the tree, and small enough to simulate fast."""
+        return min(self.columns(self.tile_rows.max), max(1, CLUSTER_MACS // self.tile_rows.min))
 
     @property
     def tree_levels(self) -> int:

@@ -64,7 +64,7 @@ class ActivationUnit(Unit):
         pipeline = Pipeline(m, latency=self.latency, steps=6)
 
         # The magnitude, of x or of x/2, in fixed point.
-        x, function = wire(m, "x_in", self.x), wire(m, "function_in", self.function)
+        x, function = pipeline.cut(self.x, self.function)
         halved = wire(m, "halved", function == Activation.SIGMOID)
         largest = wire(m, "largest", (C(_EXPONENT_OF_4, 8) + halved)[:8])
         beyond = wire(m, "beyond", x[23:31] > largest)
@@ -104,6 +104,5 @@ class ActivationUnit(Unit):
         result = wire(m, "result", x)
         with m.If((function == Activation.SIGMOID) | (function == Activation.TANH)):
             m.d.comb += result.eq(Cat(fraction, exponent, sign))
-        (result,) = pipeline.cut(result)
         m.d.comb += self.o.eq(result)
         return m

@@ -1,4 +1,4 @@
-"""The tile engine: vector-scalar slices, the add-reduce tree with its taps, and the accumulator groups.
+"""The tile engine: clusters of vector-scalar slices, the add-reduce tree with its taps, and the accumulator groups.
 
 Tile rows fall on accumulator groups by address: group a lies in column a mod G of the G groups, at depth a div G. A tap
 gives the 2**tap nodes of a tree level; a group takes the node that is its own number modulo 2**tap, so that a tile may
@@ -14,7 +14,7 @@ from sharp.model.machine import Machine
 from sharp.model.timing import Contract
 
 from .pipeline import delay
-from .slices import AccumulatorSlice, AddSlice, VectorScalarSlice, place
+from .slices import AccumulatorSlice, AddNode, Cluster, add_level, place
 
 
 
@@ -67,33 +67,30 @@ class TileEngine(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         machine, contract = self.machine, Contract(self.machine)
-        rows, levels, taps = machine.tile_rows.min, machine.tree_levels, len(machine.tile_heights)
+        rows, taps = machine.tile_rows.min, len(machine.tile_heights)
 
         nodes = []
-        for index in range(machine.slices):
-            unit = place(m, f"vector_scalar_{index}", VectorScalarSlice, machine)
+        size = machine.cluster_slices
+        for index in range(machine.slices // size):
+            unit = place(m, f"cluster_{index}", Cluster, machine)
+            first = index * size
             m.d.comb += [
-                unit.load_enable.eq(self.load_weight & (self.load_slice == index)),
                 unit.load_address.eq(self.load_address),
                 unit.load_data.eq(self.load_data),
                 unit.weight_address.eq(self.tile.weight),
-                unit.scalar.eq(self.scalars.word_select(index, 16)),
+                unit.scalar.eq(self.scalars[16 * first : 16 * (first + size)]),
             ]
+            m.d.comb += [unit.load_enable[each].eq(self.load_weight & (self.load_slice == first + each)) for each in range(size)]
             nodes.append(unit.product)
 
         # tapped[tap][node]: the nodes of a tap at the time of the tree's root.
         tapped = {}
-        for level in range(levels + 1):
-            tap = levels - level
+        for tap in reversed(range(len(nodes).bit_length())):
             if tap < taps:
                 wait = tap * machine.latencies.add
                 tapped[tap] = [delay(m, node, wait, name=f"tap_{tap}_{index}") for index, node in enumerate(nodes)]
-            pairs = zip(nodes[0::2], nodes[1::2], strict=True) if level < levels else ()
-            nodes = []
-            for index, (left, right) in enumerate(pairs):
-                unit = place(m, f"add_{level}_{index}", AddSlice, machine)
-                m.d.comb += [unit.a.eq(left), unit.b.eq(right)]
-                nodes.append(unit.o)
+            if tap:
+                nodes = add_level(m, nodes, AddNode, machine)
 
         # n_ : one cycle before the nodes arrive.
         ahead = contract.sum_cycles - 1

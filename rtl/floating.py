@@ -1,7 +1,7 @@
 """Floating point units of the data path, bit for bit `sharp.model.arithmetic`.
 
 Three rules. A unit takes operands in every cycle and gives each result `latency` cycles later; it cannot be stalled. Its
-registers are spread over its steps, those beyond the number of steps follow the last one. NaN results are 0x7fc00000.
+registers are spread over its steps from the operands on, those beyond the number of steps precede the first one. NaN results are 0x7fc00000.
 
 Thousands of these are simulated in each cycle, so every expression fits 64 bits, and where a choice is random in practice
 (operand order, leading zeros) it is made without a conditional that a compiler would turn into a jump.
@@ -33,21 +33,22 @@ class Unit(wiring.Component):
 
 
 class Pipeline:
-    """Places the registers of a unit whose logic falls into `steps` steps.
+    """Places the registers of a unit whose logic falls into `steps` steps, from the operands on.
 
-    Call `cut` after every step, the last one too, with the signals that go on.
+    Call `cut` before every step with the signals that enter it. Results are not registered: what takes them does that, and
+    no logic stands before a unit's first register, so that a simulator evaluates each unit once a cycle.
     """
 
     def __init__(self, m: Module, *, latency: int, steps: int):
         self._m = m
         self._step = 0
         inner = min(latency, steps)
-        self._registers = dict.fromkeys((round(i * steps / inner) for i in range(1, inner)), 1) | {steps: 1 + latency - inner}
+        self._registers = {0: 1 + latency - inner} | dict.fromkeys((round(i * steps / inner) for i in range(1, inner)), 1)
 
     def cut(self, *signals: Signal) -> tuple[Signal, ...]:
         """Return `signals` as the next step sees them."""
-        self._step += 1
         cycles = self._registers.get(self._step, 0)
+        self._step += 1
         return tuple(delay(self._m, signal, cycles, name=signal.name) for signal in signals)
 
 
@@ -115,7 +116,7 @@ class Fp16Multiplier(Unit):
     def elaborate(self, platform):
         m = Module()
         pipeline = Pipeline(m, latency=self.latency, steps=5)
-        a, b = self.a, self.b
+        a, b = pipeline.cut(self.a, self.b)
 
         normal_a = wire(m, "normal_a", a[10:15] != 0)
         normal_b = wire(m, "normal_b", b[10:15] != 0)
@@ -127,7 +128,8 @@ class Fp16Multiplier(Unit):
         for _ in range(2):  # the second register is for a multiplier that is pipelined itself
             product, exponent, sign, special, nan = pipeline.cut(product, exponent, sign, special, nan)
 
-        zeros = leading_zeros(m, product)
+        # Normal operands leave one zero at most. Only subnormal ones need the search, which a simulation then skips.
+        zeros = wire(m, "product_zeros", Mux(product[20:] != 0, ~product[21], leading_zeros(m, product)))
         zero = wire(m, "zero", product == 0)
         product, zeros, exponent, sign, special, nan, zero = pipeline.cut(product, zeros, exponent, sign, special, nan, zero)
 
@@ -143,7 +145,6 @@ class Fp16Multiplier(Unit):
             m.d.comb += result.eq(Cat(C(0, 31), sign))
         with m.Else():
             m.d.comb += result.eq(Cat(C(0, 2), fraction, exponent, sign))
-        (result,) = pipeline.cut(result)
         m.d.comb += self.o.eq(result)
         return m
 
@@ -168,7 +169,7 @@ class Fp32Adder(Unit):
     def elaborate(self, platform):
         m = Module()
         pipeline = Pipeline(m, latency=self.latency, steps=6)
-        a, b = self.a, self.b
+        a, b = pipeline.cut(self.a, self.b)
 
         # x is the operand of larger magnitude, y the other's magnitude; exclusive or swaps without a jump.
         difference = wire(m, "difference", a ^ b)
@@ -215,7 +216,6 @@ class Fp32Adder(Unit):
             m.d.comb += result.eq(0)
         with m.Else():
             m.d.comb += result.eq(Cat(rounded, sign))
-        (result,) = pipeline.cut(result)
         m.d.comb += self.o.eq(result)
         return m
 
@@ -240,7 +240,7 @@ class Fp32Multiplier(Unit):
     def elaborate(self, platform):
         m = Module()
         pipeline = Pipeline(m, latency=self.latency, steps=5)
-        a, b = self.a, self.b
+        a, b = pipeline.cut(self.a, self.b)
 
         zero = wire(m, "zero", (a[23:31] == 0) | (b[23:31] == 0))
         special = wire(m, "special", (a[23:31] == 255) | (b[23:31] == 255))
@@ -270,6 +270,5 @@ class Fp32Multiplier(Unit):
             m.d.comb += result.eq(Cat(C(0, 23), _INFINITE_EXPONENT, sign))
         with m.Else():
             m.d.comb += result.eq(Cat(rounded[:30], ~rounded[30], sign))
-        (result,) = pipeline.cut(result)
         m.d.comb += self.o.eq(result)
         return m

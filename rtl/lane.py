@@ -10,18 +10,16 @@ from amaranth.hdl import Module, Mux, Signal, unsigned
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
-from sharp.model.arithmetic import CELL_LIMIT
 from sharp.model.machine import Machine
 from sharp.model.program import Source, Update
 
-from .activation import ActivationUnit
-from .floating import Fp32Adder, Fp32Multiplier, fp32_to_fp16
+from .activation import FUNCTION_BITS, ActivationUnit
+from .floating import Fp32Adder, Fp32Multiplier, fp32_to_fp16, saturate_cell
 from .memory import Memory
 from .pipeline import delay
 from .slices import Slice
 
 SLOTS = 4
-FUNCTION_BITS = 4
 
 
 def _depth(machine: Machine) -> int:
@@ -113,13 +111,9 @@ class NeuronLane(Slice):
         # c_ : new cell state.
         c_valid = delay(m, g_valid & (g_update == Update.LSTM), update_cycles, name="c_valid", reset=True)
         c_row = delay(m, g_row, update_cycles, name="c_row")
-        c_over = Signal()
-        c_state = Signal(32)
-        limit = int(CELL_LIMIT.view("uint32"))
+        c_state, c_beyond = saturate_cell(m, cell_adder.o)
         m.d.comb += [
-            c_over.eq(cell_adder.o[:31] > limit),
-            c_state.eq(Mux(c_over, limit | (cell_adder.o & (1 << 31)), cell_adder.o)),
-            self.saturated.eq(c_valid & c_over),
+            self.saturated.eq(c_valid & c_beyond),
             cells.write_enable.eq(c_valid | self.load_enable),
             cells.write_address.eq(Mux(self.load_enable, self.load_row, c_row)),
             cells.write_data.eq(Mux(self.load_enable, self.load_data, c_state)),

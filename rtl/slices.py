@@ -117,6 +117,78 @@ class AddSlice(Slice):
         return m
 
 
+class Cluster(Slice):
+    """Neighbouring vector-scalar slices and the part of the add-reduce tree below all taps that adds them up.
+
+    product[r] = the tree's sum over slices of weight[weight_address][slice][r] * scalar[slice]
+
+    Members
+    -------
+    load_enable : In(slices), one bit a slice; load_address, load_data : In, write a weight word
+    weight_address : In(bits of weight_words)
+    scalar : In(16 * slices)
+    product : Out(32 * rows)
+
+    Timing
+    ------
+    As its slices: `add` cycles more for each level of the tree.
+    """
+
+    MODULE = "sharp_cluster"
+
+    @staticmethod
+    def members(machine: Machine) -> dict:
+        slices = machine.cluster_slices
+        return VectorScalarSlice.members(machine) | {
+            "load_enable": In(unsigned(slices)),
+            "scalar": In(unsigned(16 * slices)),
+        }
+
+    def elaborate(self, platform):
+        m = Module()
+        nodes = []
+        for index in range(self.machine.cluster_slices):
+            unit = place(m, f"vector_scalar_{index}", VectorScalarSlice, self.machine)
+            m.d.comb += [
+                unit.load_enable.eq(self.load_enable[index]),
+                unit.load_address.eq(self.load_address),
+                unit.load_data.eq(self.load_data),
+                unit.weight_address.eq(self.weight_address),
+                unit.scalar.eq(self.scalar.word_select(index, 16)),
+            ]
+            nodes.append(unit.product)
+        while len(nodes) > 1:
+            nodes = add_level(m, nodes, AddSlice, self.machine)
+        m.d.comb += self.product.eq(nodes[0])
+        return m
+
+
+class AddNode(Slice):
+    """An add slice above the clusters, by itself: a unit of its own for layout and simulation."""
+
+    MODULE = "sharp_add_node"
+
+    @staticmethod
+    def members(machine: Machine) -> dict:
+        return AddSlice.members(machine)
+
+    def elaborate(self, platform):
+        m = Module()
+        unit = place(m, "slice", AddSlice, self.machine)
+        m.d.comb += [unit.a.eq(self.a), unit.b.eq(self.b), self.o.eq(unit.o)]
+        return m
+
+
+def add_level(m: Module, nodes: list, kind: type[Slice], machine: Machine) -> list:
+    """Place one level of the add-reduce tree over `nodes`; return its sums."""
+    sums = []
+    for index, (left, right) in enumerate(zip(nodes[0::2], nodes[1::2], strict=True)):
+        unit = place(m, f"add_{len(nodes) // 2}_{index}", kind, machine)
+        m.d.comb += [unit.a.eq(left), unit.b.eq(right)]
+        sums.append(unit.o)
+    return sums
+
+
 class AccumulatorSlice(Slice):
     """A group of `tile_rows.min` accumulators: their adders and their rows of the accumulator buffer.
 

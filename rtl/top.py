@@ -25,11 +25,12 @@ from .pipeline import delay
 from .queue import Queue
 from .receiver import Receiver
 from .sequencers import COUNT_BITS, PostSequencer, TileSequencer
-from .slices import AccumulatorSlice, AddSlice, VectorScalarSlice, place
+from .slices import AccumulatorSlice, AddNode, AddSlice, Cluster, VectorScalarSlice, place
 from .vector_buffer import VectorBuffer
 
 TOP_MODULE = "sharp_top"
-SLICES = (VectorScalarSlice, AddSlice, AccumulatorSlice, NeuronLane)
+SLICES = (VectorScalarSlice, AddSlice, Cluster, AddNode, AccumulatorSlice, NeuronLane)
+UNITS = (Cluster, AddNode, AccumulatorSlice, NeuronLane)
 
 
 class Space(IntEnum):

@@ -4,7 +4,6 @@ The build is made once for a machine and kept; any number of runs share one simu
 host would use. The cocotb side of the bench is `bench_driver`.
 """
 
-import os
 import pickle
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,10 +15,10 @@ import numpy as np
 from sharp.model.machine import Machine
 from sharp.model.program import Program
 from sharp.model.timing import Timing
-from sharp.rtl.top import SLICES, TOP_MODULE, Space, convert, program_pieces
+from sharp.rtl.top import TOP_MODULE, UNITS, Space, convert, program_pieces
 
 from . import verilator
-from .bench_driver import JOBS_VARIABLE, Job, Trace
+from .bench_driver import JOBS_VARIABLE, PROGRESS_VARIABLE, TRACES_VARIABLE, Job, Trace
 
 PUBLIC_PORTS = (
     "clk",
@@ -58,7 +57,7 @@ def build(machine: Machine, progress: Callable[[str], None] | None = None) -> Pa
     """Return the simulator of `machine`, built if it is not in the cache."""
     if progress:
         progress("converting to Verilog")
-    return verilator.build(convert(machine), TOP_MODULE, {TOP_MODULE: PUBLIC_PORTS}, [kind.MODULE for kind in SLICES], progress=progress)
+    return verilator.build(convert(machine), TOP_MODULE, {TOP_MODULE: PUBLIC_PORTS}, [kind.MODULE for kind in UNITS], progress=progress)
 
 
 def simulate(machine: Machine, runs: Sequence[Run], progress: Callable[[str], None] | None = None) -> list[Trace]:
@@ -66,18 +65,21 @@ def simulate(machine: Machine, runs: Sequence[Run], progress: Callable[[str], No
 
     Raises `SimulationError` when the bench fails or a run does not end.
     """
+    report = progress or (lambda phase: None)
     simulator = build(machine, progress)
-    with tempfile.TemporaryDirectory(prefix="sharp-") as folder:
-        jobs, traces = Path(folder) / "jobs", Path(folder) / "traces"
+    total = sum(len(run.timing.output_cycles) for run in runs)
+    with tempfile.TemporaryDirectory(prefix="sharp-") as name:
+        folder = Path(name)
+        jobs, traces, passed = folder / "jobs", folder / "traces", folder / "progress"
         jobs.write_bytes(pickle.dumps([_job(run) for run in runs]))
-        if progress:
-            progress("simulating")
+        passed.touch()
         verilator.run(
             simulator,
             test_module="sharp.sim.bench_driver",
             top=TOP_MODULE,
-            log=Path(folder) / "bench.log",
-            environment={JOBS_VARIABLE: f"{jobs}{os.pathsep}{traces}"},
+            log=folder / "bench.log",
+            environment={JOBS_VARIABLE: str(jobs), TRACES_VARIABLE: str(traces), PROGRESS_VARIABLE: str(passed)},
+            watch=lambda: report(f"simulating, {100 * passed.stat().st_size // total} %"),
         )
         return pickle.loads(traces.read_bytes())
 

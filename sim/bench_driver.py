@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from cocotb.triggers import FallingEdge, RisingEdge, with_timeout
 
 from sharp.model.timing import Count
 
-JOBS_VARIABLE = "SHARP_BENCH_JOBS"
+JOBS_VARIABLE, TRACES_VARIABLE, PROGRESS_VARIABLE = "SHARP_BENCH_JOBS", "SHARP_BENCH_TRACES", "SHARP_BENCH_PROGRESS"
 PERIOD_STEPS = 2
 QUIET_CYCLES = 32  # watched after a run: nothing more may come
 
@@ -53,7 +54,7 @@ class Trace:
 
 @cocotb.test()
 async def play(dut):
-    jobs, traces = map(Path, os.environ[JOBS_VARIABLE].split(os.pathsep))
+    jobs = pickle.loads(Path(os.environ[JOBS_VARIABLE]).read_bytes())
     for port in ("load_valid", "load_space", "load_address", "load_data", "start", "i__payload", "i__valid", "o__ready", "counter_address"):
         getattr(dut, port).value = 0
     dut.rst.value = 1
@@ -61,20 +62,27 @@ async def play(dut):
     for _ in range(4):
         await RisingEdge(dut.clk)
     dut.rst.value = 0
-    results = [await _play(dut, job) for job in pickle.loads(jobs.read_bytes())]
-    traces.write_bytes(pickle.dumps(results))
+    # A byte for each output beat, so that a waiting user sees the run go on.
+    with open(os.environ[PROGRESS_VARIABLE], "wb", buffering=0) as progress:
+        results = [await _play(dut, job, lambda: progress.write(b".")) for job in jobs]
+    Path(os.environ[TRACES_VARIABLE]).write_bytes(pickle.dumps(results))
 
 
-async def _play(dut, job: Job) -> Trace:
+async def _play(dut, job: Job, progress: Callable[[], object]) -> Trace:
     await _load(dut, job.loads)
     beats: list[tuple[int, int]] = []
+
+    def take() -> None:
+        beats.append((dut.cycle.value.to_unsigned(), dut.o__payload.value.to_unsigned()))
+        progress()
+
     stalls = None if job.stall_seed is None else random.Random(job.stall_seed)
     dut.start.value = 1
     await RisingEdge(dut.clk)
     dut.start.value = 0
     started = time.perf_counter()
     feeder = cocotb.start_soon(_feed(dut, job.beats) if stalls is None else _feed_with_stalls(dut, job.beats, stalls))
-    taker = cocotb.start_soon(_take(dut, beats) if stalls is None else _take_with_stalls(dut, beats, stalls))
+    taker = cocotb.start_soon(_take(dut, take) if stalls is None else _take_with_stalls(dut, take, stalls))
     await with_timeout(FallingEdge(dut.running), job.limit_cycles * PERIOD_STEPS, "step")
     seconds = time.perf_counter() - started
     for _ in range(QUIET_CYCLES):
@@ -112,7 +120,7 @@ async def _feed(dut, beats):
     dut.i__valid.value = 0
 
 
-async def _take(dut, beats):
+async def _take(dut, take):
     dut.o__ready.value = 1
     await RisingEdge(dut.clk)
     while True:
@@ -120,7 +128,7 @@ async def _take(dut, beats):
             await RisingEdge(dut.o__valid)
             await RisingEdge(dut.clk)
         else:
-            beats.append((dut.cycle.value.to_unsigned(), dut.o__payload.value.to_unsigned()))
+            take()
             await RisingEdge(dut.clk)
 
 
@@ -136,13 +144,13 @@ async def _feed_with_stalls(dut, beats, stalls):
         dut.i__valid.value = 0
 
 
-async def _take_with_stalls(dut, beats, stalls):
+async def _take_with_stalls(dut, take, stalls):
     while True:
         ready = stalls.random() < 0.6
         dut.o__ready.value = int(ready)
         await RisingEdge(dut.clk)
         if ready and dut.o__valid.value:
-            beats.append((dut.cycle.value.to_unsigned(), dut.o__payload.value.to_unsigned()))
+            take()
 
 
 def _trace(job: Job, beats: list[tuple[int, int]], counts: dict[str, int], seconds: float) -> Trace:

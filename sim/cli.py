@@ -1,16 +1,18 @@
-"""The command line: run, verify, verilog, doctor.
+"""The command line: run, verify, verilog, bench, machines, doctor.
 
-Exit codes: 0 good, 1 a comparison failed or a simulation broke, 2 the user's input. Tables and progress go to the
-terminal; with `--json` standard output carries the JSON alone.
+Exit codes: 0 good, 1 a comparison failed or a simulation broke, 2 the user's input (one line on standard error). With
+`--json` standard output carries the JSON alone. Libraries that take long to load are imported by the commands that use
+them, after the input has been checked.
 """
 
 import json
 import os
 import sys
-import tempfile
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -23,8 +25,10 @@ from rich.table import Table
 
 from sharp.model.compiler import SCHEDULES
 from sharp.model.errors import ConfigError, NetworkError
-from sharp.model.machine import load_machine, machine_names
-from sharp.model.network import load_network, network_names
+from sharp.model.machine import Machine, load_machine, machine_names
+from sharp.model.network import SUPPORTED_CELLS, Network, load_network, network_names
+
+from .files import require_writable, write_whole, written
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,8 +37,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="SHARP: a tiled accelerator for recurrent networks. Its model predicts every bit, cycle and event of its RTL.",
 )
+bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Tables over the ready-made networks and machines.")
+app.add_typer(bench_app, name="bench")
 out = Console()
 err = Console(stderr=True)
+
+INTERRUPTED = 130
+ALL_SCHEDULES = "all"
 
 MachineOption = Annotated[
     str,
@@ -45,19 +54,35 @@ MachineOption = Annotated[
 def main() -> None:
     """Run the command line and turn what a user can set right into one line and exit code 2."""
     try:
-        app(standalone_mode=False)
+        code = app(prog_name="sharp", standalone_mode=False)
+        sys.stdout.flush()
     except (ConfigError, NetworkError) as error:
         _fail(str(error), 2)
-    except typer.Exit as leave:
-        sys.exit(leave.exit_code)
     except typer.Abort:
-        _fail("interrupted", 130)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        code = INTERRUPTED
     except _usage_errors() as error:
-        _fail(error.format_message(), 2)
+        message = error.format_message()
+        if not message:  # no command was given, and the help has been printed
+            sys.exit(2)
+        _fail(message, 2)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        _drop_output()
+        sys.exit(1)
+    except OSError as error:
+        _drop_output()
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
+    except MemoryError as error:
+        _fail(f"out of memory: {error}", 2)
     except _simulation_errors() as error:
         _fail(str(error), 1)
+    if code == INTERRUPTED:
+        _fail("interrupted", INTERRUPTED)
+    sys.exit(code or 0)
+
+
+def _drop_output() -> None:
+    """Let the interpreter's last flush go nowhere, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage_errors() -> type[Exception]:
@@ -72,6 +97,8 @@ def _simulation_errors() -> type[Exception]:
 
 
 def _fail(message: str, code: int) -> None:
+    if code == 2:
+        message = " ".join(message.splitlines())
     err.print(f"[bold red]sharp: error:[/] {escape(message)}", soft_wrap=True, highlight=False)
     sys.exit(code)
 
@@ -79,8 +106,10 @@ def _fail(message: str, code: int) -> None:
 @contextmanager
 def _phases(title: str, total: int | None = None) -> Iterator:
     """Show progress on standard error; yield a function that takes a phase and, optionally, how much has been done."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as progress:
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
+    if total is not None:
+        columns.insert(3, MofNCompleteColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(escape(title), total=total)
 
         def report(phase: str, done: int | None = None) -> None:
@@ -95,16 +124,25 @@ def run(
         str, typer.Argument(metavar="NETWORK", help=f"An .onnx file, a YAML file, or a name: {', '.join(network_names())}.")
     ],
     machine: MachineOption = "sharp-1k",
-    schedule: Annotated[str, typer.Option(help=f"Order of the work in a step: {' or '.join(SCHEDULES)}.")] = "unfolded",
-    tile: Annotated[str, typer.Option(metavar="auto|K", help="Rows of a tile; auto takes the height with the fewest predicted cycles.")] = "auto",
+    schedule: Annotated[
+        str, typer.Option(metavar="|".join((*SCHEDULES, ALL_SCHEDULES)), help="Order of the work in a step; all compares.")
+    ] = "unfolded",
+    tile: Annotated[
+        str, typer.Option(metavar="auto|K", help="Rows of a tile; auto takes the height with the fewest predicted cycles.")
+    ] = "auto",
     inputs: Annotated[
         Path | None, typer.Option(metavar="FILE.npz", help="Inputs by name. Default: a synthesised sound, or seeded random vectors.")
     ] = None,
     rtl: Annotated[bool, typer.Option("--rtl", help="Execute on the RTL in Verilator too, and compare bits, cycles and events.")] = False,
     out_folder: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write result.json, outputs.npz, timeline.json and timeline.png here.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Write result.json, outputs.npz, timeline.json, timeline.png here; all schedules: a folder each."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print result.json alone on standard output.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print result.json alone on standard output; of all schedules, one by name each.")
+    ] = False,
 ) -> None:
     """Run a network on a machine: predict its cycles, compute its values, compare with RTL and reference.
 
@@ -117,27 +155,37 @@ def run(
       sharp run model.onnx --inputs inputs.npz --tile 64 --json
     """
     chosen = load_machine(machine)
+    schedules = _schedules(schedule)
     height = _tile(tile)
+    folders = {} if out_folder is None else {each: out_folder / each if len(schedules) > 1 else out_folder for each in schedules}
     loaded = load_network(network)
     given = None if inputs is None else _read_inputs(inputs)
-    if out_folder is not None:
-        _require_writable(out_folder)
+    for folder in folders.values():
+        require_writable(folder)
+    if rtl:
+        _require_tools()
+    _require_fit(loaded, chosen, schedules, height)
 
     from .execution import execute
-    from .report import print_run, write_run
+    from .report import RESULT_FILES, print_runs, result_json, write_run
 
-    with _phases("loading", total=len(loaded.shapes)) as report:
-        execution = execute(loaded, chosen, schedule=schedule, tile=height, inputs=given, rtl=rtl, progress=report)
-        if out_folder is not None:
-            report("writing results")
-            write_run(execution, out_folder)
+    executions = []
+    with _phases("loading") as report:
+        for each in schedules:
+            executions.append(execute(loaded, chosen, schedule=each, tile=height, inputs=given, rtl=rtl, progress=report))
+            if not executions[-1].layers:
+                raise NetworkError(f"network {loaded.name}: no recurrent node runs for these inputs")
+            if folders:
+                report("writing results")
+                write_run(executions[-1], folders[each])
     if as_json:
-        sys.stdout.write(json.dumps(execution.result(), indent=2) + "\n")
+        results = {execution.schedule: execution.result() for execution in executions}
+        sys.stdout.write(result_json(results if len(executions) > 1 else results[schedule]).decode())
     else:
-        print_run(execution, out)
-        if out_folder is not None:
-            out.print(f"Written to {escape(str(out_folder))}: result.json, outputs.npz, timeline.json (open in Perfetto), timeline.png")
-    if rtl and not execution.matches:
+        print_runs(executions, out)
+        for folder in folders.values():
+            out.print(f"{escape(str(folder))}: {', '.join(RESULT_FILES)} (open timeline.json in Perfetto)", highlight=False, soft_wrap=True)
+    if rtl and not all(execution.matches for execution in executions):
         raise typer.Exit(1)
 
 
@@ -153,7 +201,8 @@ def verify(
 
     A mismatch is written as one YAML file that --case takes; the exit code is then 1.
     """
-    _require_writable(out_folder)
+    require_writable(out_folder)
+    _require_tools()
 
     from .verification import check, random_cases, read_case, write_case
 
@@ -169,8 +218,10 @@ def verify(
                 if outcome.mismatch is not None:
                     mismatches += 1
                     path = out_folder / f"mismatch-{seed}-{total}.yaml"
-                    write_case(outcome.case, path)
-                    err.print(f"[red]mismatch[/] {escape(outcome.case.name)}: {escape(outcome.mismatch)}; written to {escape(str(path))}", soft_wrap=True)
+                    with written(path):
+                        write_case(outcome.case, path)
+                    text = f"{outcome.case.name}: {outcome.mismatch}; written to {path}"
+                    err.print(f"[red]mismatch[/] {escape(text)}", soft_wrap=True, highlight=False)
     out.print(f"{len(groups)} machines, {total} cases, {mismatches} mismatches", highlight=False)
     if mismatches:
         raise typer.Exit(1)
@@ -183,7 +234,9 @@ def verilog(
 ) -> None:
     """Write a machine as Verilog: one self-contained file, the same bytes for the same machine."""
     chosen = load_machine(machine)
-    _require_writable(output.parent)
+    if output.is_dir():
+        raise ConfigError(f"--output must be a file, not the folder {output}")
+    require_writable(output.parent)
 
     from sharp.rtl.top import convert
 
@@ -193,6 +246,24 @@ def verilog(
     write_whole(output, "\n".join(files.values()).encode())
     lines = sum(text.count("\n") for text in files.values())
     out.print(f"{escape(str(output))}: top module sharp_top, {lines} lines, machine {chosen.name} {chosen.hash}", highlight=False)
+
+
+@bench_app.command("bound")
+def bench_bound(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON alone on standard output.")] = False,
+) -> None:
+    """Print bound / cycles for the DeepBench points and the paper's networks over the ready-made machines.
+
+    The bound of a step is the larger of its multiplications over the machine's MACs and the recurrence's latency L.
+    """
+    from .bound_table import MACHINES, bound_table, print_bound_table
+
+    with _phases("planning"):
+        table = bound_table(tuple(map(load_machine, MACHINES)))
+    if as_json:
+        sys.stdout.write(json.dumps(table.result(), indent=2) + "\n")
+    else:
+        print_bound_table(table, out)
 
 
 @app.command()
@@ -218,6 +289,33 @@ def doctor() -> None:
         raise typer.Exit(2)
 
 
+def _schedules(text: str) -> tuple[str, ...]:
+    if text == ALL_SCHEDULES:
+        return SCHEDULES
+    if text not in SCHEDULES:
+        raise ConfigError(f"--schedule must be {', '.join(SCHEDULES)} or {ALL_SCHEDULES}, not {text!r}")
+    return (text,)
+
+
+def _require_tools() -> None:
+    """Find now what a build would miss minutes later."""
+    from .toolchain import find_python_library, find_toolchain
+    from .verilator import cache_folder
+
+    find_toolchain()
+    find_python_library()
+    cache_folder()
+
+
+def _require_fit(network: Network, machine: Machine, schedules: Sequence[str], height: int | None) -> None:
+    """Refuse a layer that the machine cannot hold before its weights are made or other nodes run."""
+    from sharp.model.planner import plan
+
+    for shape, schedule in product(network.shapes, schedules):
+        if shape.cell in SUPPORTED_CELLS:
+            plan(machine, shape, steps=1, schedule=schedule, tile=height)
+
+
 def _tile(text: str) -> int | None:
     if text == "auto":
         return None
@@ -232,30 +330,15 @@ def _tile(text: str) -> int | None:
 
 def _read_inputs(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            if not hasattr(arrays, "files"):
-                raise NetworkError(f"{path}: must be an .npz file with arrays by input name, not a single array")
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise NetworkError(f"{path}: must be an .npz file with arrays by input name, not a single array")
+        with loaded:
+            arrays = {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise NetworkError(f"{path}: cannot be read as .npz: {reason}") from None
-
-
-def _require_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(f"output folder {folder} must be writable: {error.strerror}") from None
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; ConfigError names the file where it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise NetworkError(f"{path}: {name!r} must be an array (.npy), not another file")
+    return arrays

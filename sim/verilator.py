@@ -32,6 +32,7 @@ from .toolchain import MAKE_VARIABLES, Toolchain, ToolError, find_python_library
 CACHE_BYTES = 4 << 30
 CACHE_KEEP_S = 3600  # an entry used this recently may be running, and stays
 LOG_TAIL_LINES = 20
+WATCH_S = 0.3
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SIMULATOR = "simulator"
@@ -177,6 +178,7 @@ def run(
     log: Path,
     environment: Mapping[str, str] | None = None,
     test_filter: str | None = None,
+    watch: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a cocotb bench on a simulator made by `build`.
 
@@ -185,6 +187,7 @@ def run(
     log : file that takes everything the bench prints; its results stand beside it with the suffix .xml.
     environment : what the bench reads from os.environ, beside this process's.
     test_filter : regular expression; only tests whose names it matches run.
+    watch : called every WATCH_S seconds while the bench runs.
 
     Raises `SimulationError` with the log's tail unless at least one test ran and all that ran passed.
     """
@@ -216,7 +219,8 @@ def run(
                 stdin=subprocess.DEVNULL, stdout=log_file, stderr=subprocess.STDOUT,
             )  # fmt: skip
             with _killed_on_error(process):
-                status = process.wait()
+                while (status := _status_within(process, WATCH_S)) is None:
+                    watch()
     except OSError as error:
         raise SimulationError(f"bench {test_module}: cannot be run: {error.filename}: {error.strerror}") from None
     problems = [f"the simulator {_ending(status)}"] if status else []
@@ -281,6 +285,13 @@ def _locked(path: Path, wait: bool = True) -> Iterator[int | None]:
 def _die_with_parent() -> None:
     """Let the kernel kill this new process when the one that started it is killed: a bench's clock would run on for ever."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _status_within(process: subprocess.Popen, seconds: float) -> int | None:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 @contextmanager

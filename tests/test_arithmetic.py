@@ -40,13 +40,13 @@ def with_both_signs(magnitudes: list[int], sign: int) -> np.ndarray:
 
 
 def fp16_specials() -> np.ndarray:
-    return with_both_signs([0, 1, 2, 3, 0x1FF, 0x200, 0x201, 0x3FE, 0x3FF, 0x400, 0x401, 0x7FF, 0x800, 0x3800, 0x3BFF, 0x3C00, 0x3C01, 0x3DFF,
-                            0x3FFF, 0x4000, 0x7800, 0x7BFE, 0x7BFF, 0x7C00, 0x7C01, 0x7DFF, 0x7E00, 0x7FFF], 0x8000)  # fmt: skip
+    fractions = (0, 1, 2, 3, 0x1FF, 0x200, 0x201, 0x3FE, 0x3FF)
+    return with_both_signs([exponent << 10 | fraction for exponent in (0, 1, 2, 14, 15, 16, 29, 30, 31) for fraction in fractions], 0x8000)
 
 
 def fp32_specials() -> np.ndarray:
     fractions = (0, 1, 2, 0x3FFFFF, 0x400000, 0x400001, 0x7FFFFE, 0x7FFFFF)
-    exponents = (0, 1, 2, 3, 24, 25, 26, 102, 103, 104, 112, 113, 124, 125, 126, 127, 128, 129, 130, 141, 142, 143, 150, 151, 152, 230, 252, 253, 254, 255)
+    exponents = (0, 1, 2, 3, 24, 25, 26, 102, 103, 104, 112, 113, 125, 126, 127, 128, 129, 130, 142, 143, 150, 151, 152, 252, 253, 254, 255)
     return with_both_signs([exponent << 23 | fraction for exponent in exponents for fraction in fractions], 1 << 31)
 
 
