@@ -1,12 +1,15 @@
 """Compiles one recurrent layer for one machine into a program.
 
-A schedule is a generator over the same instructions: `unfolded` interleaves the four gates of a group of neurons and
-computes the input part of step t+1 while h_t is on its way; `sequential` finishes one gate after another. Both walk
-columns first, so that the newest elements of h are needed last.
+A schedule is a generator over the same instructions. `sequential` computes and activates one gate after another; `batch`
+computes the hidden parts of all gates, then their input parts, then activates them; `intergate` interleaves the rows of
+the gates, so that a block yields whole neurons, whose update overlaps the next block; `unfolded` is intergate with the
+input part of step t+1 in the time in which h_t is not there yet, where the others take it after the hidden part of its
+own step. All walk columns first, so that the newest elements of h are needed last.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -27,6 +30,7 @@ from .program import (
     Program,
     Source,
     Tile,
+    Tiling,
     Update,
 )
 
@@ -34,7 +38,9 @@ GATES = 4
 GATE_FUNCTIONS = (Activation.SIGMOID, Activation.SIGMOID, Activation.TANH, Activation.SIGMOID)
 INPUT_SLOTS = 2
 HIDDEN_CHANNEL = 1
-SCHEDULES = ("sequential", "unfolded")
+EDGE_DEPTH = 2  # a leftover of rows or columns is itself cut once more
+INTERLEAVED = ("intergate", "unfolded")
+SCHEDULES = ("sequential", "batch", *INTERLEAVED)
 
 Part = Literal["input", "hidden"]
 
@@ -57,31 +63,58 @@ class Region:
 
 
 def cover(machine: Machine, part: Part, row: int, rows: int, columns: int, tap: int) -> list[Region]:
-    """Cover `rows` x `columns` with tiles of `tap`, the rows and columns left over with the shapes that need fewest tiles."""
-    height, width = machine.tile_rows.min << tap, machine.slices >> tap
-    taps = range(len(machine.tile_heights))
+    """Cover `rows` x `columns` with tiles of `tap`, and the rows and columns left over with the shapes that need fewest tiles.
 
-    def best(row: int, rows: int, column: int, columns: int, allowed: range) -> list[Region]:
+    Regions come in an order in which every row meets its columns from left to right and rows are completed in rising order.
+    """
+    taps = len(machine.tile_heights)
+
+    @cache
+    def tiled(row: int, rows: int, column: int, columns: int, tap: int, depth: int) -> tuple[int, tuple[Region, ...]]:
+        """Return the tiles and regions of a rectangle whose upper left corner is tiled with `tap`."""
+        height, width = machine.tile_rows.min << tap, machine.slices >> tap
+        whole_rows, whole_columns = rows - rows % height, columns - columns % width
+        full = Region(part, row, rows, column, columns, tap)
+        choices = [(_count(machine, full), (full,))]
+        for main_rows in {whole_rows, rows} - {0} if depth else ():
+            for main_columns in {whole_columns, columns} - {0}:
+                main = Region(part, row, main_rows, column, main_columns, tap)
+                right, rights = best(row, main_rows, column + main_columns, columns - main_columns, depth - 1)
+                below, belows = best(row + main_rows, rows - main_rows, column, columns, depth - 1)
+                choices.append((_count(machine, main) + right + below, (main, *rights, *belows)))
+        return min(choices, key=lambda choice: (choice[0], len(choice[1])))
+
+    def best(row: int, rows: int, column: int, columns: int, depth: int) -> tuple[int, tuple[Region, ...]]:
         if not rows or not columns:
-            return []
-        choices = [Region(part, row, rows, column, columns, other) for other in allowed]
-        return [min(choices, key=lambda region: (int(np.prod(region.tiles(machine))), abs(region.tap - tap)))]
+            return 0, ()
+        aligned = [tap for tap in range(taps) if row % (machine.tile_rows.min << tap) == 0 and column % (machine.slices >> tap) == 0]
+        return min((tiled(row, rows, column, columns, tap, depth) for tap in aligned), key=lambda choice: (choice[0], len(choice[1])))
 
-    whole_rows, whole_columns = rows - rows % height, columns - columns % width
-    full = Region(part, row, rows, 0, columns, tap)
-    candidates = [[full]]
-    for main_rows in {whole_rows, rows}:
-        for main_columns in {whole_columns, columns}:
-            if not main_rows or not main_columns:
-                continue
-            candidates.append(
-                [
-                    Region(part, row, main_rows, 0, main_columns, tap),
-                    *best(row, main_rows, main_columns, columns - main_columns, taps[tap:]),
-                    *best(row + main_rows, rows - main_rows, 0, columns, taps[: tap + 1]),
-                ]
-            )
-    return min(candidates, key=lambda regions: (sum(int(np.prod(region.tiles(machine))) for region in regions), len(regions)))
+    return list(tiled(row, rows, 0, columns, tap, EDGE_DEPTH)[1])
+
+
+def _count(machine: Machine, region: Region) -> int:
+    blocks, column_tiles = region.tiles(machine)
+    return blocks * column_tiles
+
+
+def _with_tail(machine: Machine, regions: list[Region], columns: int, tiling: Tiling) -> list[Region]:
+    """Split the regions that complete rows, those that end at `columns`, as `tiling` says of the tail."""
+    if not tiling.tail_columns:
+        return regions
+    split = []
+    for region in regions:
+        blocks, column_tiles = region.tiles(machine)
+        if region.column + region.columns < columns or column_tiles <= tiling.tail_columns or blocks <= tiling.tail_blocks:
+            split.append(region)
+            continue
+        head = (column_tiles - tiling.tail_columns) * (machine.slices >> region.tap)
+        split.append(replace(region, columns=head))
+        rows = tiling.tail_blocks * (machine.tile_rows.min << region.tap)
+        for first in range(0, region.rows, rows):
+            size = min(rows, region.rows - first)
+            split.append(replace(region, row=region.row + first, rows=size, column=region.column + head, columns=region.columns - head))
+    return split
 
 
 @dataclass(frozen=True)
@@ -123,23 +156,31 @@ def _round_up(value: int, unit: int) -> int:
 class _Generator:
     """Emits the instructions of an LSTM layer's steps."""
 
-    def __init__(self, machine: Machine, inputs: int, hidden: int, tap: int):
-        self.machine, self.inputs, self.hidden, self.tap = machine, inputs, hidden, tap
+    def __init__(self, machine: Machine, inputs: int, hidden: int, tiling: Tiling):
+        self.machine, self.inputs, self.hidden, self.tiling = machine, inputs, hidden, tiling
         self.input_stride = -(-inputs // machine.vector_row_elements)
         self.hidden_stride = -(-hidden // machine.vector_row_elements)
         self.weight_words = 0
 
     def regions(self, part: Part, row: int, rows: int) -> list[Region]:
         """Cover a part's rows and give each region its weight words."""
-        columns = self.inputs if part == "input" else self.hidden
+        machine, tiling = self.machine, self.tiling
+        if part == "input":
+            regions = cover(machine, part, row, rows, self.inputs, machine.tile_heights.index(tiling.input_rows))
+        else:
+            regions = cover(machine, part, row, rows, self.hidden, machine.tile_heights.index(tiling.hidden_rows))
+            regions = _with_tail(machine, regions, self.hidden, tiling)
         placed = []
-        for region in cover(self.machine, part, row, rows, columns, self.tap):
-            placed.append(Region(**{**region.__dict__, "weight": self.weight_words}))
-            self.weight_words += int(np.prod(region.tiles(self.machine)))
+        for region in regions:
+            placed.append(replace(region, weight=self.weight_words))
+            self.weight_words += _count(machine, region)
         return placed
 
-    def tiles(self, regions: list[Region], *, base: int, step: int, consume: bool) -> list[Instruction]:
-        """Return the tiles of one part in one step; sums lie from accumulator row `base` on, biases from row 0 on."""
+    def tiles(self, regions: list[Region], *, base: int, step: int, starts: bool, consume: bool = True) -> list[Instruction]:
+        """Return the tiles of one part in one step; sums lie from accumulator row `base` on, biases from row 0 on.
+
+        The part that `starts` adds to the biases, and the other completes the rows. With `consume` the vector is done with.
+        """
         minimum = self.machine.tile_rows.min
         from_input = regions[0].part == "input"
         waits = from_input or step > 0
@@ -148,13 +189,13 @@ class _Generator:
         instructions = []
         for index, region in enumerate(regions):
             last = index == len(regions) - 1
-            source = from_input and region.column == 0
+            source = starts and region.column == 0
             instructions.append(
                 Tile(
                     tap=region.tap,
                     columns_outer=True,
                     init=Init.SOURCE if source else Init.ACCUMULATE,
-                    complete=not from_input and region.column + region.columns == columns,
+                    complete=not starts and region.column + region.columns == columns,
                     operand=Operand.INPUT if from_input else Operand.HIDDEN,
                     wait=waits,
                     channel=INPUT_CHANNEL if from_input else HIDDEN_CHANNEL,
@@ -206,7 +247,8 @@ class _Generator:
         ]
 
 
-def _unfolded(generator: _Generator, layout: Layout, steps: int) -> tuple[list[Region], Callable[[int], list[Instruction]]]:
+def _interleaved(generator: _Generator, layout: Layout, steps: int, *, ahead: bool) -> tuple[list[Region], Callable[[int], list[Instruction]]]:
+    """Intergate, or with `ahead` unfolded."""
     rows = GATES * generator.hidden
     inputs = generator.regions("input", 0, rows)
     hiddens = generator.regions("hidden", 0, rows)
@@ -214,31 +256,39 @@ def _unfolded(generator: _Generator, layout: Layout, steps: int) -> tuple[list[R
     def base(step: int) -> int:
         return layout.padded_rows * (1 + step % 2)
 
+    def input_part(step: int) -> list[Instruction]:
+        return generator.tiles(inputs, base=base(step), step=step, starts=ahead)
+
     def emit(step: int) -> list[Instruction]:
-        code = generator.tiles(inputs, base=base(0), step=0, consume=True) if step == 0 else []
-        code += generator.tiles(hiddens, base=base(step), step=step, consume=True)
+        code = input_part(0) if ahead and step == 0 else []
+        code += generator.tiles(hiddens, base=base(step), step=step, starts=not ahead)
+        if not ahead:
+            code += input_part(step)
         code += generator.post(step=step, source=Source.INTERLEAVED, update=Update.LSTM, row=base(step))
-        if step + 1 < steps:
-            code += generator.tiles(inputs, base=base(step + 1), step=step + 1, consume=True)
+        if ahead and step + 1 < steps:
+            code += input_part(step + 1)
         return code
 
     return inputs + hiddens, emit
 
 
-def _sequential(generator: _Generator, layout: Layout, steps: int) -> tuple[list[Region], Callable[[int], list[Instruction]]]:
+def _gate_by_gate(generator: _Generator, layout: Layout, *, batch: bool) -> tuple[list[Region], Callable[[int], list[Instruction]]]:
+    """Sequential, or with `batch` all gates before the first activation."""
     parts = [
         (generator.regions("input", base, generator.hidden), generator.regions("hidden", base, generator.hidden)) for base in layout.bases
     ]
 
     def emit(step: int) -> list[Instruction]:
         base = layout.padded_rows * (1 + step % 2)
-        code = []
+        hidden_parts, input_parts, activations = [], [], []
         for gate, (inputs, hiddens) in enumerate(parts):
             last = gate == GATES - 1
-            code += generator.tiles(inputs, base=base, step=step, consume=last)
-            code += generator.tiles(hiddens, base=base, step=step, consume=last)
-            code += generator.post(step=step, source=Source.GATE, update=Update.KEEP, row=base + layout.bases[gate], slot=gate)
-        return code + generator.post(step=step, source=Source.BUFFER, update=Update.LSTM)
+            hidden_parts.append(generator.tiles(hiddens, base=base, step=step, starts=True, consume=last))
+            input_parts.append(generator.tiles(inputs, base=base, step=step, starts=False, consume=last))
+            activations.append(generator.post(step=step, source=Source.GATE, update=Update.KEEP, row=base + layout.bases[gate], slot=gate))
+        by_gate = zip(hidden_parts, input_parts, activations, strict=True)
+        pieces = hidden_parts + input_parts + activations if batch else [piece for gate in by_gate for piece in gate]
+        return [each for piece in pieces for each in piece] + generator.post(step=step, source=Source.BUFFER, update=Update.LSTM)
 
     return [region for pair in parts for part in pair for region in part], emit
 
@@ -254,26 +304,28 @@ def _roll(emit: Callable[[int], list[Instruction]], steps: int) -> list[Instruct
     return code
 
 
-def compile_layer(machine: Machine, *, inputs: int, hidden: int, steps: int, schedule: str, tile: int) -> tuple[Program, list[Region], Layout]:
-    """Compile an LSTM layer of the given shape; weights and states are added by `load`.
+def compile_layer(machine: Machine, *, inputs: int, hidden: int, steps: int, schedule: str, tile: int | Tiling) -> tuple[Program, list[Region], Layout]:
+    """Compile an LSTM layer of the given shape; weights and states are added by `load`. A number as `tile` is one height for all.
 
     Raises ConfigError for a schedule or tile that the machine does not have, NetworkError for a size that does not fit.
     """
     if schedule not in SCHEDULES:
         raise ConfigError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
-    if tile not in machine.tile_heights:
-        allowed = ", ".join(map(str, machine.tile_heights))
-        raise ConfigError(f"tile must be auto or a height of machine {machine.name} ({allowed}), not {tile!r}")
+    tiling = tile if isinstance(tile, Tiling) else Tiling(tile, tile)
+    for height in (tiling.input_rows, tiling.hidden_rows):
+        if height not in machine.tile_heights:
+            allowed = ", ".join(map(str, machine.tile_heights))
+            raise ConfigError(f"tile must be auto or a height of machine {machine.name} ({allowed}), not {height!r}")
     for name, value in (("inputs", inputs), ("hidden", hidden), ("steps", steps)):
         if value < 1:
             raise NetworkError(f"{name} must be at least 1, not {value}")
-    generator = _Generator(machine, inputs, hidden, machine.tile_heights.index(tile))
-    if schedule == "unfolded":
+    generator = _Generator(machine, inputs, hidden, tiling)
+    if schedule in INTERLEAVED:
         layout = _pack_interleaved(machine, hidden)
-        regions, emit = _unfolded(generator, layout, steps)
+        regions, emit = _interleaved(generator, layout, steps, ahead=schedule == "unfolded")
     else:
         layout = _pack_gates(machine, hidden)
-        regions, emit = _sequential(generator, layout, steps)
+        regions, emit = _gate_by_gate(generator, layout, batch=schedule == "batch")
     _require_fit(machine, generator, layout, hidden, inputs)
     instructions = [
         Input(vector=0, stride=generator.input_stride, slots=INPUT_SLOTS, elements=inputs, count=steps),
@@ -286,7 +338,7 @@ def compile_layer(machine: Machine, *, inputs: int, hidden: int, steps: int, sch
     program = Program(
         machine=machine,
         schedule=schedule,
-        tile=tile,
+        tiling=tiling,
         steps=steps,
         inputs=inputs,
         neurons=hidden,
@@ -335,10 +387,10 @@ def load(
     machine, neurons = program.machine, program.neurons
     gate_rows = _packed_rows(layout, neurons)
     kernels = {"input": _quantise(input_kernel), "hidden": _quantise(recurrent_kernel)}
-    words = max(region.weight + int(np.prod(region.tiles(machine))) for region in regions)
+    words = max(region.weight + _count(machine, region) for region in regions)
     weights = np.zeros((words, machine.slices, machine.tile_rows.min), np.uint16)
     for region in regions:
-        weights[region.weight :][: int(np.prod(region.tiles(machine)))] = _tile(machine, region, kernels[region.part], gate_rows)
+        weights[region.weight :][: _count(machine, region)] = _tile(machine, region, kernels[region.part], gate_rows)
     accumulators = np.zeros(layout.padded_rows, np.float32)
     filled = gate_rows >= 0
     # A bias of -0 would let the sign of a zero sum depend on padding; adding +0 makes it +0.

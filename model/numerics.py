@@ -76,7 +76,7 @@ class _Executor:
         blocks, column_tiles = tile.blocks(machine), tile.column_tiles(machine)
         height, width = tile.height(machine), tile.width(machine)
         first = tile.vector * machine.vector_row_elements + tile.column
-        scalars = np.zeros(column_tiles * width, np.float16)
+        scalars = np.zeros(column_tiles * width, np.float32)
         scalars[: tile.columns] = self.vectors[tile.operand][first : first + tile.columns]
         sums = arithmetic.multiply_fp16(self.unpacked(tile), scalars.reshape(column_tiles, width).T[:, :, None, None])
         while len(sums) > 1:
@@ -106,7 +106,7 @@ class _Executor:
             self.arrived += 1
 
     def unpacked(self, tile: Tile) -> np.ndarray:
-        """Return float16[N, column tiles, blocks, K], the weights of a tile instruction; kept, since steps repeat."""
+        """Return float32[N, column tiles, blocks, K], the weights of a tile instruction; kept, since steps repeat."""
         key = tile.weight, tile.tap, tile.columns_outer
         if key not in self.weights:
             machine = self.machine
@@ -116,7 +116,7 @@ class _Executor:
             split = words.reshape(*outer, 1 << tile.tap, tile.width(machine), machine.tile_rows.min)
             order = (3, 0, 1, 2, 4) if tile.columns_outer else (3, 1, 0, 2, 4)
             shape = (tile.width(machine), column_tiles, blocks, tile.height(machine))
-            self.weights[key] = np.ascontiguousarray(split.transpose(order).reshape(shape))
+            self.weights[key] = np.ascontiguousarray(split.transpose(order).reshape(shape), np.float32)
         return self.weights[key]
 
     def post(self, post: Post) -> None:

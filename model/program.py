@@ -136,9 +136,13 @@ class Halt(Instruction):
 
 @dataclass(frozen=True, kw_only=True)
 class Loop(Instruction):
-    """Execute the instructions up to `End` `count` times. Loops do not nest."""
+    """Execute the instructions up to `End` `count` times, at least once. Loops do not nest."""
 
     count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"{type(self).__name__}.count must be at least 1, not {self.count}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +241,21 @@ class Post(Instruction):
 _OPCODES = {Halt: Opcode.HALT, Loop: Opcode.LOOP, End: Opcode.END, Input: Opcode.INPUT, Tile: Opcode.TILE, Post: Opcode.POST}
 
 
+@dataclass(frozen=True)
+class Tiling:
+    """How a layer's matrices are cut into tiles.
+
+    input_rows, hidden_rows : height K of most tiles of each part; what is left over gets the shapes that need fewest tiles
+    tail_columns, tail_blocks : the last `tail_columns` columns of tiles of the hidden part are walked for `tail_blocks`
+        blocks before the next ones, so that the first neurons are finished early; 0 walks them for all blocks
+    """
+
+    input_rows: int
+    hidden_rows: int
+    tail_columns: int = 0
+    tail_blocks: int = 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """Instructions and memory images for one layer on one machine.
@@ -249,7 +268,7 @@ class Program:
 
     machine: Machine
     schedule: str
-    tile: int
+    tiling: Tiling
     steps: int
     inputs: int
     neurons: int
@@ -258,6 +277,11 @@ class Program:
     accumulators: np.ndarray
     hidden: np.ndarray
     cell: np.ndarray
+
+    @property
+    def tile(self) -> int:
+        """Height K of most tiles that carry the recurrence."""
+        return self.tiling.hidden_rows
 
     def executed(self) -> Iterator[Instruction]:
         """Yield instructions in the order in which they are fetched, loops unrolled."""

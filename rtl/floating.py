@@ -1,10 +1,11 @@
 """Floating point units of the data path, bit for bit `sharp.model.arithmetic`.
 
 Three rules. A unit takes operands in every cycle and gives each result `latency` cycles later; it cannot be stalled. Its
-registers are spread over its steps from the operands on, those beyond the number of steps precede the first one. NaN results are 0x7fc00000.
+registers are spread over its steps from the operands on; those beyond the number of steps precede the first one. NaN
+results are 0x7fc00000.
 
-Thousands of these are simulated in each cycle, so every expression fits 64 bits, and where a choice is random in practice
-(operand order, leading zeros) it is made without a conditional that a compiler would turn into a jump.
+Thousands of these are simulated in each cycle. So every expression fits 64 bits, and a choice that is random in practice
+(operand order, leading zeros) is no conditional that a compiler would turn into a mispredicted jump.
 """
 
 from amaranth.hdl import C, Cat, Module, Mux, Signal, Value

@@ -24,11 +24,11 @@ IDLE_MEANINGS = {
     "input": "wait for x",
     "hidden": "wait for h",
     "accumulator": "wait for a sum",
-    "drained": "after the last tile",
+    "drained": "after last tile",
 }
 EVENT_UNITS = {
     "tiles": "tiles of K x N",
-    "tile_rows": "row sums out of the tree",
+    "tile_rows": "row sums of the tree",
     "active_macs": "products of matrix entries",
     "padded_macs": "products of padding",
     "multiplications": "products",
@@ -60,13 +60,16 @@ def print_runs(executions: Sequence[Execution], console: Console) -> None:
     results = [execution.result() for execution in executions]
     title = f"[bold]{escape(first.network.name)}[/] on {escape(machine.name)} ({machine.hash}): {machine.macs:,} MACs, {machine.format}"
     table = Table("schedule", *(execution.schedule for execution in executions))
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
 
     def row(name: str, cell: Callable[[dict], str]) -> None:
         table.add_row(name, *(cell(result) for result in results))
 
-    table.add_row("LSTM layers", *("\n".join(_layers(execution.layers)) for execution in executions))
+    groups = [_groups(execution.layers) for execution in executions]
+    table.add_row("LSTM layers", *("\n".join(shape for shape, _ in each) for each in groups))
+    table.add_row("tile rows K", *("\n".join(str(tile) for _, tile in each) for each in groups))
     row("steps", lambda result: f"{result['steps']:,}")
     row("cycles", lambda result: f"[bold]{result['cycles']:,}[/]")
     row("cycles per step", lambda result: f"{result['cycles_per_step']:,.2f}")
@@ -75,52 +78,52 @@ def print_runs(executions: Sequence[Execution], console: Console) -> None:
     row("utilisation", lambda result: _percent(result["utilisation"]))
     row(f"time at {machine.clock_hz / 1e6:g} MHz", lambda result: _time(result["seconds"]))
     table.add_section()
-    row("idle cycles", lambda result: _share(sum(result["idle"].values()), result["cycles"]))
+    row("idle cycles", lambda result: f"{sum(result['idle'].values()):,}")
+    row("  of all cycles", lambda result: _percent(sum(result["idle"].values()) / result["cycles"]))
     for reason, meaning in IDLE_MEANINGS.items():
-        row(f"  {meaning}", lambda result, reason=reason: _share(result["idle"][reason], result["cycles"]))
+        row(f"  {meaning}", lambda result, reason=reason: f"{result['idle'][reason]:,}")
     table.add_section()
-    for what in ("values", "cycles", "events"):
-        row(f"RTL {what}", lambda result, what=what: _match(result["rtl"], f"{what}_match"))
     if first.simulated:
-        row("RTL speed", lambda result: f"{result['rtl']['cycles_per_second']:,.0f} cycles/s")
+        for what in ("values", "cycles", "events"):
+            row(f"RTL {what}", lambda result, what=what: _match(result["rtl"][f"{what}_match"]))
+        row("RTL speed", lambda result: f"{result['rtl']['cycles_per_second']:,.0f} /s")
+    else:
+        row("RTL", lambda result: "not run")
     if first.reference is not None:
         table.add_section()
-        row("reference", lambda result: result["reference"]["engine"])
         for name in first.reference:
-            row(f"  max error of {escape(name)}", lambda result, name=name: f"{result['reference']['max_abs_error'][name]:.2e}")
+            row(f"error of {escape(name)}", lambda result, name=name: f"{result['reference']['max_abs_error'][name]:.2e}")
     console.print(title, highlight=False)
     console.print(table, highlight=False)
+    if first.reference is not None:
+        console.print(f"error: the largest absolute difference from {results[0]['reference']['engine']}", highlight=False)
     console.print(_events(executions, results), highlight=False)
 
 
 def _events(executions: Sequence[Execution], results: Sequence[dict]) -> Table:
-    table = Table("event", "unit")
+    # More columns do not fit a terminal.
+    with_units = len(executions) <= 2
+    table = Table("event", *(["unit"] if with_units else []))
     for execution in executions:
         table.add_column(execution.schedule, justify="right")
     for name, unit in EVENT_UNITS.items():
-        table.add_row(name, unit, *(f"{result['events'][name]:,}" for result in results))
+        table.add_row(name, *([unit] if with_units else []), *(f"{result['events'][name]:,}" for result in results))
     return table
 
 
-def _layers(layers: Sequence[LayerRun]) -> list[str]:
-    """Describe the layers, a line for those of the same shape and tile that follow each other."""
-    texts = [f"{layer.plan.shape.inputs} -> {layer.plan.shape.hidden}, K = {layer.program.tile}" for layer in layers]
-    groups = [(text, len(list(group))) for text, group in groupby(texts)]
-    return [text if count == 1 else f"{count} x {text}" for text, count in groups]
+def _groups(layers: Sequence[LayerRun]) -> list[tuple[str, int]]:
+    """Return shape and tile rows of the layers, once for those of the same kind that follow each other."""
+    kinds = [(layer.plan.shape.inputs, layer.plan.shape.hidden, layer.program.tile) for layer in layers]
+    groups = [(kind, len(list(group))) for kind, group in groupby(kinds)]
+    return [(f"{'' if count == 1 else f'{count} x '}{inputs} -> {hidden}", tile) for (inputs, hidden, tile), count in groups]
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %" if share >= 5e-5 else "< 0.01 %"
+    return f"{100 * share:.2f} %"
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part:,} ({_percent(part / whole)})" if part else "0"
-
-
-def _match(rtl: dict | None, which: str) -> str:
-    if rtl is None:
-        return "[dim]not run (--rtl)[/]"
-    return "[green]equal[/]" if rtl[which] else "[bold red]NOT equal[/]"
+def _match(equal: bool) -> str:
+    return "[green]equal[/]" if equal else "[bold red]NOT equal[/]"
 
 
 def _time(seconds: float) -> str:

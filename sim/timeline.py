@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from sharp.model.machine import Machine
@@ -203,14 +203,12 @@ def figure(plan: Plan, title: str) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    found = spans(plan)
-    hidden = [span for span in found if span.kind == "hidden part"]
-    last_of = {span.step: span.last for span in hidden}
-    first_of = {span.step: span.first for span in reversed(hidden)}
+    found = _joined(spans(plan))
+    last_of = {span.step: span.last for span in found if span.track is Track.TILES}
     shown = min(FIGURE_STEPS, plan.steps)
     step = (plan.steps - shown) // 2
-    start = first_of[step] if step else 0
-    end = first_of[step + shown] if step + shown < plan.steps else plan.timing.cycles
+    start = last_of[step - 1] + 1 if step else 0
+    end = last_of[step + shown - 1] + 1 if step + shown < plan.steps else plan.timing.cycles
     recurrence, turn = Contract(plan.machine).recurrence_cycles, last_of[step]
 
     picture = Figure(figsize=(11, 6.4), layout="constrained")
@@ -235,6 +233,21 @@ def figure(plan: Plan, title: str) -> bytes:
     # The version of the library would be the one thing in the file that the run does not decide.
     picture.savefig(content, format="png", dpi=160, metadata={"Software": None})
     return content.getvalue()
+
+
+def _joined(found: Iterable[Span]) -> list[Span]:
+    """Join spans of the same kind and step that follow each other without a gap."""
+    joined: list[Span] = []
+    newest: dict[Track, int] = {}
+    for span in found:
+        index = newest.get(span.track)
+        before = joined[index] if index is not None else None
+        if before is not None and (before.kind, before.step, before.last + 1) == (span.kind, span.step, span.first):
+            joined[index] = replace(before, last=span.last)
+        else:
+            newest[span.track] = len(joined)
+            joined.append(span)
+    return joined
 
 
 def _height(track: Track) -> int:

@@ -20,6 +20,7 @@ from sharp.model.config import Schema, read_yaml, validate
 from sharp.model.machine import Machine
 from sharp.model.network import LayerShape, LstmLayer
 from sharp.model.planner import Plan, plan
+from sharp.model.program import Tiling
 
 from . import bench
 from .bench_driver import Trace
@@ -42,7 +43,10 @@ class Case(Schema):
     hidden: Size
     steps: Size
     schedule: Literal[SCHEDULES]
-    tile: Size
+    input_rows: Size
+    hidden_rows: Size
+    tail_columns: Annotated[int, Field(ge=0, le=64)]
+    tail_blocks: Annotated[int, Field(ge=1, le=64)]
     seed: Seed
     stall_seed: Seed | None
     large_cell: bool
@@ -50,7 +54,8 @@ class Case(Schema):
     @property
     def name(self) -> str:
         stalls = "" if self.stall_seed is None else " with stalls"
-        return f"{self.machine.name}: LSTM {self.inputs} -> {self.hidden}, {self.steps} steps, {self.schedule}, tile {self.tile}{stalls}"
+        tiles = f"tiles of {self.input_rows} and {self.hidden_rows} rows"
+        return f"{self.machine.name}: LSTM {self.inputs} -> {self.hidden}, {self.steps} steps, {self.schedule}, {tiles}{stalls}"
 
     def layer(self) -> tuple[LstmLayer, np.ndarray, np.ndarray, np.ndarray]:
         """Return the layer, its float16 inputs and the states before the first step, drawn from the seed."""
@@ -73,7 +78,8 @@ class Case(Schema):
 
     def plan(self) -> Plan:
         shape = LayerShape(name="case", cell="lstm", inputs=self.inputs, hidden=self.hidden)
-        return plan(self.machine, shape, steps=self.steps, schedule=self.schedule, tile=self.tile)
+        tiling = Tiling(self.input_rows, self.hidden_rows, self.tail_columns, self.tail_blocks)
+        return plan(self.machine, shape, steps=self.steps, schedule=self.schedule, tile=tiling)
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,10 @@ def random_case(generator: np.random.Generator, machine: Machine) -> Case:
         hidden=size(),
         steps=int(generator.integers(1, LARGEST_STEPS + 1)),
         schedule=str(generator.choice(SCHEDULES)),
-        tile=int(generator.choice(machine.tile_heights)),
+        input_rows=int(generator.choice(machine.tile_heights)),
+        hidden_rows=int(generator.choice(machine.tile_heights)),
+        tail_columns=int(generator.integers(0, 4)),
+        tail_blocks=int(generator.integers(1, 4)),
         seed=int(generator.integers(1 << 32)),
         stall_seed=int(generator.integers(1 << 32)) if stalls else None,
         large_cell=bool(generator.random() < SATURATION_SHARE),

@@ -314,7 +314,8 @@ def test_wrong_tile_is_refused(refused, network_file, tile, message):
 
 
 def test_unknown_schedule_is_refused(refused, network_file):
-    assert refused("run", network_file(), "--schedule", "batch") == "--schedule must be sequential, unfolded or all, not 'batch'"
+    allowed = f"{', '.join(SCHEDULES)} or all"
+    assert refused("run", network_file(), "--schedule", "random") == f"--schedule must be {allowed}, not 'random'"
 
 
 # Output.
