@@ -43,6 +43,7 @@ INTERLEAVED = ("intergate", "unfolded")
 SCHEDULES = ("sequential", "batch", *INTERLEAVED)
 
 Part = Literal["input", "hidden"]
+Emit = Callable[[int], list[Instruction]]  # the instructions of a step
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ class _Generator:
         ]
 
 
-def _interleaved(generator: _Generator, layout: Layout, steps: int, *, ahead: bool) -> tuple[list[Region], Callable[[int], list[Instruction]]]:
+def _interleaved(generator: _Generator, layout: Layout, steps: int, *, ahead: bool) -> tuple[list[Region], Emit]:
     """Intergate, or with `ahead` unfolded."""
     rows = GATES * generator.hidden
     inputs = generator.regions("input", 0, rows)
@@ -272,7 +273,7 @@ def _interleaved(generator: _Generator, layout: Layout, steps: int, *, ahead: bo
     return inputs + hiddens, emit
 
 
-def _gate_by_gate(generator: _Generator, layout: Layout, *, batch: bool) -> tuple[list[Region], Callable[[int], list[Instruction]]]:
+def _gate_by_gate(generator: _Generator, layout: Layout, *, batch: bool) -> tuple[list[Region], Emit]:
     """Sequential, or with `batch` all gates before the first activation."""
     parts = [
         (generator.regions("input", base, generator.hidden), generator.regions("hidden", base, generator.hidden)) for base in layout.bases
@@ -293,7 +294,7 @@ def _gate_by_gate(generator: _Generator, layout: Layout, *, batch: bool) -> tupl
     return [region for pair in parts for part in pair for region in part], emit
 
 
-def _roll(emit: Callable[[int], list[Instruction]], steps: int) -> list[Instruction]:
+def _roll(emit: Emit, steps: int) -> list[Instruction]:
     """Lay out all steps, those between the first and the last as a loop over pairs (buffers alternate by step)."""
     pairs = max(0, (steps - 2) // 2)
     code = emit(0)
@@ -304,7 +305,9 @@ def _roll(emit: Callable[[int], list[Instruction]], steps: int) -> list[Instruct
     return code
 
 
-def compile_layer(machine: Machine, *, inputs: int, hidden: int, steps: int, schedule: str, tile: int | Tiling) -> tuple[Program, list[Region], Layout]:
+def compile_layer(
+    machine: Machine, *, inputs: int, hidden: int, steps: int, schedule: str, tile: int | Tiling
+) -> tuple[Program, list[Region], Layout]:
     """Compile an LSTM layer of the given shape; weights and states are added by `load`. A number as `tile` is one height for all.
 
     Raises ConfigError for a schedule or tile that the machine does not have, NetworkError for a size that does not fit.
@@ -353,8 +356,9 @@ def compile_layer(machine: Machine, *, inputs: int, hidden: int, steps: int, sch
 
 def _require_fit(machine: Machine, generator: _Generator, layout: Layout, hidden: int, inputs: int) -> None:
     buffers, row = machine.buffers, machine.vector_row_elements
+    word_bytes = machine.weight_word_bytes
     needs = (
-        ("weight_bytes", generator.weight_words * machine.weight_word_bytes, f"{generator.weight_words} words of {machine.weight_word_bytes} bytes"),
+        ("weight_bytes", generator.weight_words * word_bytes, f"{generator.weight_words} words of {word_bytes} bytes"),
         ("accumulator_rows", 3 * layout.padded_rows, f"3 x {layout.padded_rows} rows: biases and the sums of two steps"),
         ("input_elements", INPUT_SLOTS * generator.input_stride * row, f"{INPUT_SLOTS} vectors of {inputs} elements in rows of {row}"),
         ("hidden_elements", 2 * generator.hidden_stride * row, f"2 vectors of {hidden} elements in rows of {row}"),
@@ -364,7 +368,8 @@ def _require_fit(machine: Machine, generator: _Generator, layout: Layout, hidden
         have = getattr(buffers, name)
         if need > have:
             raise NetworkError(
-                f"an LSTM of {inputs} inputs and {hidden} hidden does not fit machine {machine.name}: buffers.{name} must be at least {need} (= {how}), not {have}"
+                f"an LSTM of {inputs} inputs and {hidden} hidden does not fit machine {machine.name}: "
+                f"buffers.{name} must be at least {need} (= {how}), not {have}"
             )
 
 

@@ -118,9 +118,14 @@ class Machine(Schema):
         return self.macs // self.tile_rows.min
 
     @property
+    def bank_slices(self) -> int:
+        """Slices below one node of the tree's lowest tap; there are `row_groups` such banks."""
+        return self.columns(self.tile_rows.max)
+
+    @property
     def cluster_slices(self) -> int:
         """Neighbouring slices that are built as one unit: below every tap of the tree, and small enough to simulate fast."""
-        return min(self.columns(self.tile_rows.max), max(1, CLUSTER_MACS // self.tile_rows.min))
+        return min(self.bank_slices, max(1, CLUSTER_MACS // self.tile_rows.min))
 
     @property
     def tree_levels(self) -> int:

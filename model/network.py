@@ -293,9 +293,9 @@ def load_network(name_or_path: str) -> Network:
 
 def _read_onnx(path: Path, name: str, source: str) -> Network:
     # Imported here: studies of shapes do not pay for loading the ONNX libraries.
-    from .onnx_reader import read_layers
+    from .onnx_reader import read_levels
 
-    layers = read_layers(path)
-    built = {layer.shape: layer for layer in layers}
-    levels = tuple((layer.shape,) for layer in layers)
+    read = read_levels(path)
+    built = {layer.shape: layer for level in read for layer in level}
+    levels = tuple(tuple(layer.shape for layer in level) for level in read)
     return Network(name=name, source=source, levels=levels, steps=None, build=built.__getitem__, model_file=path)

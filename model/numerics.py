@@ -47,7 +47,7 @@ class _Executor:
         self.cell = np.zeros(machine.buffers.cell_elements, np.float32)
         self.cell[: len(program.cell)] = program.cell
         self.gates = np.zeros((4, machine.buffers.cell_elements), np.float32)
-        self.weights: dict[Tile, np.ndarray] = {}
+        self.weights: dict[tuple, np.ndarray] = {}
         self.ring: Input | None = None
         self.consumed = 0
         self.emitted: list[np.ndarray] = []
@@ -107,7 +107,7 @@ class _Executor:
 
     def unpacked(self, tile: Tile) -> np.ndarray:
         """Return float32[N, column tiles, blocks, K], the weights of a tile instruction; kept, since steps repeat."""
-        key = tile.weight, tile.tap, tile.columns_outer
+        key = tile.weight, tile.tap, tile.columns_outer, tile.rows, tile.columns
         if key not in self.weights:
             machine = self.machine
             blocks, column_tiles = tile.blocks(machine), tile.column_tiles(machine)

@@ -2,7 +2,8 @@
 
 Three rules. Gates leave here in the order i, f, g, o (ONNX stores i, o, f, c). Weights may be made by any nodes whose
 inputs are constants, inside `If` branches too; onnxruntime folds them. What is not supported is refused by the node's
-name, never ignored, and whatever the ONNX libraries raise becomes one line of `NetworkError`.
+name, never ignored, and whatever the ONNX libraries raise becomes one line of `NetworkError`. Each direction of a node is
+a layer; nodes of layout 1 are rewritten to layout 0, which is all that onnxruntime knows too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, inliner
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner
 
 from .errors import NetworkError
 from .network import LstmLayer
@@ -22,7 +23,15 @@ from .network import LstmLayer
 _RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM", "AttnLSTM")
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+_OUTPUTS = ("Y", "Y_h", "Y_c")
+# ONNX's directions as the layers they stand for: is it a reverse one.
+_DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+# Transpositions of an LSTM's tensors from layout 1 to layout 0, and of its outputs back.
+_TIME_FIRST = {"X": (1, 0, 2), "initial_h": (1, 0, 2), "initial_c": (1, 0, 2)}
+_BATCH_FIRST = {"Y": (2, 0, 1, 3), "Y_h": (1, 0, 2), "Y_c": (1, 0, 2)}
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1
+
+Level = tuple[LstmLayer, ...]
 
 
 @contextmanager
@@ -42,7 +51,7 @@ class Scope:
     """One graph of a model, the main one or a branch of an `If`, as the host executes it.
 
     constants : tensors known without running a node: initialisers and `Constant` nodes
-    layers : LSTM nodes by their index in `nodes`
+    levels : LSTM nodes by their index in `nodes`: a layer for each direction, forward before reverse
     branches : `If` nodes that hold LSTM nodes, by index; {condition: branch}, without a branch that is never taken
     """
 
@@ -50,7 +59,7 @@ class Scope:
     model: ModelProto
     outer: "Scope | None" = None
     constants: dict[str, TensorProto] = field(default_factory=dict)
-    layers: dict[int, LstmLayer] = field(default_factory=dict)
+    levels: dict[int, Level] = field(default_factory=dict)
     branches: dict[int, dict[bool, "Scope"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,18 +87,18 @@ class Scope:
             return self
         return self.outer.scope_of(name) if self.outer else None
 
-    def found_layers(self) -> list[LstmLayer]:
-        """Layers in the order in which they run; of two branches, those of the second that the first does not have."""
+    def found_levels(self) -> list[Level]:
+        """Levels in the order in which they run; of two branches, those of the second that the first does not have."""
         found = []
-        for index in sorted({*self.layers, *self.branches}):
-            if index in self.layers:
-                found.append(self.layers[index])
+        for index in sorted({*self.levels, *self.branches}):
+            if index in self.levels:
+                found.append(self.levels[index])
                 continue
-            known = set()
+            known: set[tuple[str, ...]] = set()
             for branch in self.branches[index].values():
-                layers = branch.found_layers()
-                found.extend(layer for layer in layers if layer.digest not in known)
-                known.update(layer.digest for layer in layers)
+                levels = [(tuple(layer.digest for layer in level), level) for level in branch.found_levels()]
+                found.extend(level for digests, level in levels if digests not in known)
+                known.update(digests for digests, _ in levels)
         return found
 
     def fold(self, name: str) -> np.ndarray | str:
@@ -161,7 +170,7 @@ def make_session(
             graph.initializer.add().CopyFrom(tensor)
             graph.initializer[-1].name = name
     for name, array in feeds.items():
-        graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), None))
+        graph.input.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), None))
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
     part = ModelProto(ir_version=model.ir_version, graph=graph)
     part.opset_import.extend(model.opset_import)
@@ -178,13 +187,13 @@ def open_session(model: ModelProto) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
-def read_layers(path: Path) -> tuple[LstmLayer, ...]:
-    """Read all LSTM layers of an ONNX file in the order in which they run.
+def read_levels(path: Path) -> tuple[Level, ...]:
+    """Read all LSTM nodes of an ONNX file in the order in which they run: a layer for each direction, forward before reverse.
 
-    Where the inputs choose between branches of an `If`, layers of both are listed, equal ones once. `NetworkError` as
-    for `read_model`.
+    Where the inputs choose between branches of an `If`, nodes of both are listed, equal ones once. `NetworkError` as for
+    `read_model`.
     """
-    return tuple(read_model(path).main.found_layers())
+    return tuple(read_model(path).main.found_levels())
 
 
 def read_model(path: Path) -> OnnxModel:
@@ -194,7 +203,7 @@ def read_model(path: Path) -> OnnxModel:
     with one_line_errors(str(path)):
         main = Scope(graph=proto.graph, model=proto)
         _Reader(str(path)).read(main)
-        if not main.found_layers():
+        if not main.found_levels():
             raise NetworkError(f"{path}: {_why_no_layer(proto)}")
     return OnnxModel(path=path, proto=proto, main=main)
 
@@ -220,7 +229,47 @@ def _read_proto(path: Path) -> ModelProto:
         if opset.domain in ("", "ai.onnx") and opset.version > newest:
             raise NetworkError(f"{path}: opset must be at most {newest}, the newest that this onnx package knows, not {opset.version}")
     with one_line_errors(f"{path}: functions"):
-        return inliner.inline_local_functions(proto) if proto.functions else proto
+        proto = inliner.inline_local_functions(proto) if proto.functions else proto
+    with one_line_errors(str(path)):
+        _put_time_first(proto.graph, {name for node in _all_nodes(proto.graph) for name in (*node.input, *node.output)})
+    return proto
+
+
+def _put_time_first(graph: GraphProto, taken: set[str]) -> None:
+    """Rewrite LSTM nodes of layout 1 to layout 0, between transpositions whose values get names that are not `taken`."""
+    nodes = []
+    for node in graph.node:
+        for inner in _inner_graphs(node):
+            _put_time_first(inner, taken)
+        layout = next((a for a in node.attribute if a.name == "layout" and a.i == 1), None)
+        if node.op_type != "LSTM" or node.domain not in ("", "ai.onnx") or layout is None:
+            nodes.append(node)
+            continue
+        node.name = node_name(node)
+        layout.i = 0
+        before = _transpose(node.input, _INPUTS, _TIME_FIRST, taken)
+        after = _transpose(node.output, _OUTPUTS, _BATCH_FIRST, taken)
+        nodes += [helper.make_node("Transpose", [old], [new], perm=perm) for old, new, perm in before]
+        nodes.append(node)
+        nodes += [helper.make_node("Transpose", [new], [old], perm=perm) for old, new, perm in after]
+    if len(nodes) > len(graph.node):
+        rewritten = GraphProto(node=nodes)
+        del graph.node[:]
+        graph.node.extend(rewritten.node)
+
+
+def _transpose(names, meanings: Sequence[str], perms: Mapping[str, tuple[int, ...]], taken: set[str]) -> list[tuple]:
+    """Rename a node's inputs or outputs that are to be transposed; return (old name, new name, permutation) of each."""
+    renamed = []
+    for place, (old, meaning) in enumerate(zip(list(names), meanings)):
+        if old and meaning in perms:
+            new = f"{old}.time_first"
+            while new in taken:
+                new += "_"
+            taken.add(new)
+            names[place] = new
+            renamed.append((old, new, perms[meaning]))
+    return renamed
 
 
 def _check_names(graph: GraphProto) -> None:
@@ -267,7 +316,7 @@ class _Reader:
         for index, node in enumerate(scope.nodes):
             if node.op_type in _RECURRENT:
                 self._require(node, node.op_type == "LSTM" and node.domain in ("", "ai.onnx"), "kind", "LSTM", _kind(node))
-                scope.layers[index] = self._layer(scope, node)
+                scope.levels[index] = self._level(scope, node)
             elif any(inner.op_type in _RECURRENT for graph in _inner_graphs(node) for inner in _all_nodes(graph)):
                 self._require(node, node.op_type == "If", "node around a recurrent node", "If", _kind(node))
                 self._read_if(scope, index, node)
@@ -282,68 +331,78 @@ class _Reader:
             self._require(node, count == len(node.output), "outputs of a branch", f"{len(node.output)}, as many as the node's", count)
             self.read(branch)
 
-    def _layer(self, scope: Scope, node: NodeProto) -> LstmLayer:
+    def _level(self, scope: Scope, node: NodeProto) -> Level:
         given = {name: value for name, value in zip(_INPUTS, node.input) if value}
-        for name, meaning in (("sequence_lens", "lengths of sequences"), ("P", "peepholes")):
-            self._require(node, name not in given, name, f"absent ({meaning} are not supported now)", given.get(name))
-        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-        self._check_attributes(node, attributes)
+        self._require(node, "P" not in given, "P", "absent (peepholes are not supported now)", given.get("P"))
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        directions = self._directions(node, attributes)
+        self._check_attributes(node, attributes, len(directions))
+        count = len(directions)
         weights = {name: self._constant(scope, node, name, given) for name in ("W", "R")}
         for name, array in weights.items():
-            self._require(node, array.ndim == 3, name, "of the shape [1, 4 x hidden, ...]", array.shape)
+            self._require(node, array.ndim == 3, name, f"of the shape [{count}, 4 x hidden, ...]", array.shape)
         hidden = weights["R"].shape[2]
         if "hidden_size" in attributes:
             self._require(node, attributes["hidden_size"] == hidden, "hidden_size", f"{hidden}, as R has it", attributes["hidden_size"])
-        shapes = {"W": (1, 4 * hidden, weights["W"].shape[2]), "R": (1, 4 * hidden, hidden), "B": (1, 8 * hidden)}
+        shapes = {"W": (count, 4 * hidden, weights["W"].shape[2]), "R": (count, 4 * hidden, hidden), "B": (count, 8 * hidden)}
         weights["B"] = self._constant(scope, node, "B", given) if "B" in given else np.zeros(shapes["B"], np.float32)
         for name, shape in shapes.items():
             self._require(node, weights[name].shape == shape, name, f"of the shape {shape}", weights[name].shape)
-        input_bias, recurrent_bias = weights["B"][0].reshape(2, 4 * hidden)
+        input_bias, recurrent_bias = weights["B"].reshape(count, 2, 4 * hidden).swapaxes(0, 1)
         # A sum that is not finite is refused by the layer.
         with np.errstate(over="ignore", invalid="ignore"):
             bias = input_bias + recurrent_bias
-        initial_hidden = self._initial(scope, node, "initial_h", given, hidden)
-        initial_cell = self._initial(scope, node, "initial_c", given, hidden)
+        states = [self._initial(scope, node, name, given, (count, "batch", hidden)) for name in ("initial_h", "initial_c")]
+        name = self._unique(node_name(node))
         try:
-            return LstmLayer(
-                name=self._unique(node_name(node)),
-                input_kernel=_from_onnx_order(weights["W"][0]),
-                recurrent_kernel=_from_onnx_order(weights["R"][0]),
-                bias=_from_onnx_order(bias),
-                initial_hidden=initial_hidden,
-                initial_cell=initial_cell,
+            return tuple(
+                LstmLayer(
+                    name=self._unique(f"{name}.reverse") if index else name,
+                    input_kernel=_from_onnx_order(weights["W"][index]),
+                    recurrent_kernel=_from_onnx_order(weights["R"][index]),
+                    bias=_from_onnx_order(bias[index]),
+                    reverse=reverse,
+                    initial_hidden=None if states[0] is None else states[0][index],
+                    initial_cell=None if states[1] is None else states[1][index],
+                )
+                for index, reverse in enumerate(directions)
             )
         except NetworkError as error:
             raise NetworkError(f"{self._origin}: {error}") from None
 
-    def _check_attributes(self, node: NodeProto, attributes: Mapping) -> None:
-        functions = [name.decode(errors="replace").lower() for name in attributes.get("activations", ())]
+    def _directions(self, node: NodeProto, attributes: Mapping) -> tuple[bool, ...]:
         direction = attributes.get("direction", b"forward").decode(errors="replace")
+        self._require(node, direction in _DIRECTIONS, "direction", "forward, reverse or bidirectional", direction)
+        return _DIRECTIONS[direction]
+
+    def _check_attributes(self, node: NodeProto, attributes: Mapping, directions: int) -> None:
+        functions = [name.decode(errors="replace").lower() for name in attributes.get("activations", ())]
+        standard = functions in ([], ["sigmoid", "tanh", "tanh"] * directions)
         allowed = {
             "hidden_size": (True, "a number"),
-            "direction": (direction == "forward", "forward (supported now)"),
-            "activations": (functions in ([], ["sigmoid", "tanh", "tanh"]), "Sigmoid, Tanh, Tanh (supported now)"),
+            "direction": (True, "a direction"),
+            "activations": (standard, "Sigmoid, Tanh, Tanh in each direction (supported now)"),
             "input_forget": (attributes.get("input_forget", 0) == 0, "0 (supported now)"),
-            "layout": (attributes.get("layout", 0) == 0, "0 (supported now)"),
+            "layout": (attributes.get("layout", 0) == 0, "0 or 1"),
         }
         for name, value in attributes.items():
             good, meaning = allowed.get(name, (False, "absent (not supported now)"))
-            shown = [v.decode(errors="replace") for v in value] if name == "activations" else value
-            self._require(node, good, name, meaning, direction if name == "direction" else shown)
+            self._require(node, good, name, meaning, [v.decode(errors="replace") for v in value] if name == "activations" else value)
 
     def _constant(self, scope: Scope, node: NodeProto, name: str, given: Mapping[str, str]) -> np.ndarray:
         value = self._fold(scope, node, name, given)
         self._require(node, isinstance(value, np.ndarray), name, "constant", f"computed at run time from {value}", quote=False)
         return self._float32(node, name, value)
 
-    def _initial(self, scope: Scope, node: NodeProto, name: str, given: Mapping[str, str], hidden: int) -> np.ndarray | None:
+    def _initial(self, scope: Scope, node: NodeProto, name: str, given: Mapping[str, str], shape: tuple) -> np.ndarray | None:
+        """Return states that belong to the layers, float32[directions, hidden]: constants for a batch of one."""
         value = self._fold(scope, node, name, given) if name in given else None
         if not isinstance(value, np.ndarray):
             return None
         value = self._float32(node, name, value)
-        shape = (1, 1, hidden)
-        self._require(node, value.shape == shape, name, f"of the shape {shape} (one sequence, supported now)", value.shape)
-        return value[0, 0]
+        fits = value.ndim == 3 and value.size > 0 and value.shape[::2] == shape[::2]
+        self._require(node, fits, name, f"of the shape ({', '.join(map(str, shape))})", value.shape)
+        return value[:, 0] if value.shape[1] == 1 else None
 
     def _fold(self, scope: Scope, node: NodeProto, name: str, given: Mapping[str, str]) -> np.ndarray | str:
         self._require(node, name in given, name, "given", None)

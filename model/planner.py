@@ -14,7 +14,7 @@ from .network import LayerShape, LstmLayer
 from .program import Program, Tiling
 from .timing import Contract, Timing, predict
 
-# A choice between tilings is settled after this many steps: what follows repeats.
+# A run has settled after this many steps: buffers alternate by step, and what follows repeats in pairs.
 TRIAL_STEPS = 12
 # A step with this many times L cycles of work hides its recurrence whatever the tiling: then only tiles count.
 COMPUTE_BOUND = 6
@@ -68,42 +68,56 @@ def plan(machine: Machine, shape: LayerShape, *, steps: int, schedule: str, tile
     """
     if tile is not None:
         return _plan(machine, shape, steps, schedule, tile)
-    trial_steps = min(steps, TRIAL_STEPS)
-    best = _best(machine, shape, trial_steps, schedule, _heights(machine, shape))
+    best = _best(machine, shape, steps, schedule, _heights(machine, shape))
     if schedule in INTERLEAVED and best.timing.cycles > SLACK * best.bound_cycles:
         near = [Tiling(best.program.tiling.input_rows, height) for height in machine.tile_heights]
-        tails = [replace(each, tail_columns=columns, tail_blocks=blocks) for each in near for columns in TAIL_COLUMNS for blocks in TAIL_BLOCKS]
-        best = _best(machine, shape, trial_steps, schedule, [best.program.tiling, *tails])
+        sizes = [(columns, blocks) for columns in TAIL_COLUMNS for blocks in TAIL_BLOCKS]
+        tails = [replace(each, tail_columns=columns, tail_blocks=blocks) for each in near for columns, blocks in sizes]
+        best = _best(machine, shape, steps, schedule, [best.program.tiling, *tails])
     return best if best.steps == steps else _plan(machine, shape, steps, schedule, best.program.tiling)
 
 
 def _heights(machine: Machine, shape: LayerShape) -> list[Tiling]:
-    """Return the pairs of heights worth a trial: all where the recurrence may be the limit, else those with the fewest tiles."""
+    """Return the pairs of heights worth a trial: all where the recurrence may be the limit, else equal ones and fewest tiles."""
     heights = machine.tile_heights
     rows = GATES * shape.hidden
     if shape.weights < COMPUTE_BOUND * machine.macs * Contract(machine).recurrence_cycles:
         return [Tiling(first, second) for first in heights for second in heights]
 
     def fewest(part: Part, columns: int) -> list[int]:
-        tiles = [sum(map(prod, (each.tiles(machine) for each in cover(machine, part, 0, rows, columns, tap)))) for tap in range(len(heights))]
+        covers = [cover(machine, part, 0, rows, columns, tap) for tap in range(len(heights))]
+        tiles = [sum(prod(region.tiles(machine)) for region in regions) for regions in covers]
         return [height for _, height in sorted(zip(tiles, heights, strict=True))][:2]
 
-    return [Tiling(first, second) for first in fewest("input", shape.inputs) for second in fewest("hidden", shape.hidden)]
+    pairs = [(first, second) for first in fewest("input", shape.inputs) for second in fewest("hidden", shape.hidden)]
+    return [Tiling(first, second) for first, second in dict.fromkeys([*pairs, *zip(heights, heights, strict=True)])]
 
 
 def _best(machine: Machine, shape: LayerShape, steps: int, schedule: str, tilings: Iterable[Tiling]) -> Plan:
-    """Return the plan with the fewest cycles; a tiling that does not fit is left out, unless none fits."""
+    """Return a trial of the tiling with the fewest cycles in `steps` steps; one that does not fit is left out, unless none fits."""
     best, refusal = None, None
     for tiling in tilings:
         try:
-            trial = _plan(machine, shape, steps, schedule, tiling)
+            trial = _plan(machine, shape, min(steps, TRIAL_STEPS), schedule, tiling)
         except NetworkError as error:
             refusal = error
         else:
-            best = trial if best is None or trial.timing.cycles < best.timing.cycles else best
+            best = trial if best is None or _cycles(trial, steps) < _cycles(best, steps) else best
     if best is None:
         raise refusal
     return best
+
+
+def _cycles(trial: Plan, steps: int) -> int:
+    """Return the cycles of `steps` steps, of which `trial` has run the first: further pairs of steps take as long as its last."""
+    timing = trial.timing
+    if steps == trial.steps:
+        return timing.cycles
+    state_beats = -(-trial.shape.hidden // trial.machine.lanes)
+    beats = (len(timing.output_cycles) - state_beats) // trial.steps
+    ends = timing.output_cycles[beats - 1 : trial.steps * beats : beats]
+    pairs, odd = divmod(steps - trial.steps, 2)
+    return int(timing.cycles + pairs * (ends[-1] - ends[-3]) + odd * (ends[-2] - ends[-3]))
 
 
 def _plan(machine: Machine, shape: LayerShape, steps: int, schedule: str, tile: int | Tiling) -> Plan:

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from .machine import Machine
-from .program import CHANNELS, FIELDS, INPUT_CHANNEL, Init, Input, Loop, Opcode, Operand, Post, Program, Source, Tile, Update
+from .program import CHANNELS, FIELDS, INPUT_CHANNEL, Init, Input, Opcode, Operand, Post, Program, Source, Tile, Update
 
 
 @dataclass(frozen=True)
@@ -395,7 +395,9 @@ def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_s
         input_total += input_elements
     if emitted:
         last_write = outputs[emitted - 1] + 1
-    end = max(fetch + 1, tile_last + complete_cycles, last_write)
+    end = max(fetch + 1, last_write)
+    if tile_index:
+        end = max(end, tile_last + complete_cycles)
     if group_last >= 0:
         end = max(end, group_last + update_cycles)
     end = max(end, beat_next)

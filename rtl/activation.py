@@ -4,7 +4,7 @@ sigmoid(x) = 1/2 + tanh(x/2)/2, so both read one table of tanh, whose coefficien
 function may change in every cycle: it travels with its argument.
 """
 
-from amaranth.hdl import C, Cat, Module, Mux, Signal, unsigned
+from amaranth.hdl import C, Cat, Module, Mux, unsigned
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 

@@ -3,7 +3,7 @@
 Slot s of lane l takes the row at s * stride + l mod stride of an interleaved group, and row l of a single gate's group.
 """
 
-from amaranth.hdl import Module, Signal, unsigned
+from amaranth.hdl import Cat, Module, Signal, unsigned
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -45,33 +45,33 @@ class Drain(wiring.Component):
         m.d.sync += [r_offset.eq(self.offset), r_source.eq(self.source), r_stride.eq(self.stride)]
 
         rows = Signal(32 * window)
-        if self.machine.tile_rows.max == window:
-            m.d.comb += rows.eq(self.rows)
-        else:
-            m.d.comb += rows.eq(self.rows.word_select(r_offset[window_bits:], 32 * window))
+        # Constant slices instead of shifts: Amaranth checks every bit of a shift against every other for cycles.
+        with m.Switch(r_offset[window_bits:]):
+            for index in range(self.machine.tile_rows.max // window):
+                with m.Case(index):
+                    m.d.comb += rows.eq(self.rows[32 * window * index : 32 * window * (index + 1)])
         # No group starts at a finer step than four rows of stride 1, or one lane row of a single gate.
         for bit in range(min(2, lane_bits), window_bits):
             shifted = Signal.like(rows, name=f"rows_{bit}")
             with m.If(r_offset[bit]):
-                m.d.comb += shifted.eq(rows >> (32 << bit))
+                m.d.comb += shifted.eq(rows[32 << bit :])
             with m.Else():
                 m.d.comb += shifted.eq(rows)
             rows = shifted
 
         gates = Signal.like(self.gates)
         with m.If(r_source == Source.GATE):
-            m.d.comb += self._place(gates, rows, [[lane] * SLOTS for lane in range(lanes)])
+            m.d.comb += gates.eq(_pick(rows, [lane for lane in range(lanes) for _ in range(SLOTS)]))
         with m.Else():
             with m.Switch(r_stride):
                 for bits in range(lane_bits + 1):
                     stride = 1 << bits
                     with m.Case(bits):
-                        places = [[slot * stride + lane % stride for slot in range(SLOTS)] for lane in range(lanes)]
-                        m.d.comb += self._place(gates, rows, places)
+                        m.d.comb += gates.eq(_pick(rows, [slot * stride + lane % stride for lane in range(lanes) for slot in range(SLOTS)]))
         m.d.comb += self.gates.eq(delay(m, gates, self.machine.latencies.drain - 1, name="gates"))
         return m
 
-    @staticmethod
-    def _place(gates, rows, places):
-        flat = [place for lane in places for place in lane]
-        return [gates.word_select(index, 32).eq(rows.word_select(place, 32)) for index, place in enumerate(flat)]
+
+def _pick(rows: Signal, places: list[int]) -> Cat:
+    """Return the 32-bit rows at `places`, one after another."""
+    return Cat(*(rows[32 * place : 32 * (place + 1)] for place in places))

@@ -1,11 +1,11 @@
-"""The tile engine: clusters of vector-scalar slices, the add-reduce tree with its taps, and the accumulator groups.
+"""The tile engine: banks of vector-scalar slices, the add-reduce tree with its taps, and the accumulator groups.
 
 Tile rows fall on accumulator groups by address: group a lies in column a mod G of the G groups, at depth a div G. A tap
 gives the 2**tap nodes of a tree level; a group takes the node that is its own number modulo 2**tap, so that a tile may
 start at any multiple of its height. Every tap is delayed to the depth of the whole tree: the latency does not depend on K.
 """
 
-from amaranth.hdl import Module, Signal, unsigned
+from amaranth.hdl import Cat, Module, Signal, unsigned
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
@@ -14,7 +14,7 @@ from sharp.model.machine import Machine
 from sharp.model.timing import Contract
 
 from .pipeline import delay
-from .slices import AccumulatorSlice, AddNode, Cluster, add_level, place
+from .slices import AccumulatorSlice, AddNode, Bank, add_level, place
 
 
 
@@ -67,13 +67,12 @@ class TileEngine(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         machine, contract = self.machine, Contract(self.machine)
-        rows, taps = machine.tile_rows.min, len(machine.tile_heights)
+        taps = len(machine.tile_heights)
 
         nodes = []
-        size = machine.cluster_slices
-        for index in range(machine.slices // size):
-            unit = place(m, f"cluster_{index}", Cluster, machine)
-            first = index * size
+        for index in range(machine.row_groups):
+            unit = place(m, f"bank_{index}", Bank, machine)
+            first, size = index * machine.bank_slices, machine.bank_slices
             m.d.comb += [
                 unit.load_address.eq(self.load_address),
                 unit.load_data.eq(self.load_data),
@@ -85,10 +84,9 @@ class TileEngine(wiring.Component):
 
         # tapped[tap][node]: the nodes of a tap at the time of the tree's root.
         tapped = {}
-        for tap in reversed(range(len(nodes).bit_length())):
-            if tap < taps:
-                wait = tap * machine.latencies.add
-                tapped[tap] = [delay(m, node, wait, name=f"tap_{tap}_{index}") for index, node in enumerate(nodes)]
+        for tap in reversed(range(taps)):
+            wait = tap * machine.latencies.add
+            tapped[tap] = [delay(m, node, wait, name=f"tap_{tap}_{index}") for index, node in enumerate(nodes)]
             if tap:
                 nodes = add_level(m, nodes, AddNode, machine)
 
@@ -97,6 +95,7 @@ class TileEngine(wiring.Component):
         n_valid = delay(m, self.valid, ahead, name="n_valid", reset=True)
         n_tile = Signal(self.layout)
         m.d.comb += n_tile.eq(delay(m, self.tile.as_value(), ahead, name="n_tile"))
+        drained = []
         group_bits = machine.row_groups.bit_length() - 1
         for group in range(machine.row_groups):
             unit = place(m, f"accumulator_{group}", AccumulatorSlice, machine)
@@ -112,14 +111,13 @@ class TileEngine(wiring.Component):
                 unit.read_address.eq(n_tile.read[group_bits:]),
                 unit.write_address.eq(n_tile.write[group_bits:]),
                 unit.drain_address.eq(self.drain_address),
-                self.drain_data[32 * rows * group : 32 * rows * (group + 1)].eq(unit.drain_data),
                 unit.load_address.eq(self.load_group[group_bits:]),
                 unit.load_data.eq(self.load_data),
             ]
             for half in range(2):
                 chosen = self.load_accumulator & (self.load_half == half) & (self.load_group[:group_bits] == group)
                 m.d.comb += unit.load_enable[half].eq(chosen)
-            for tap in range(taps):
-                node = tapped[tap][group % (1 << tap)]
-                m.d.comb += unit.nodes[32 * rows * tap : 32 * rows * (tap + 1)].eq(node)
+            m.d.comb += unit.nodes.eq(Cat(*(tapped[tap][group % (1 << tap)] for tap in range(taps))))
+            drained.append(unit.drain_data)
+        m.d.comb += self.drain_data.eq(Cat(*drained))
         return m

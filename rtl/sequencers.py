@@ -5,7 +5,7 @@ rows, for room in the output queue and, fenced, for the groups before it. Nothin
 """
 
 from amaranth.hdl import Array, Module, Mux, Signal, unsigned
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from sharp.model.machine import Machine

@@ -138,11 +138,7 @@ class Cluster(Slice):
 
     @staticmethod
     def members(machine: Machine) -> dict:
-        slices = machine.cluster_slices
-        return VectorScalarSlice.members(machine) | {
-            "load_enable": In(unsigned(slices)),
-            "scalar": In(unsigned(16 * slices)),
-        }
+        return _summed_members(machine, machine.cluster_slices)
 
     def elaborate(self, platform):
         m = Module()
@@ -177,6 +173,46 @@ class AddNode(Slice):
         unit = place(m, "slice", AddSlice, self.machine)
         m.d.comb += [unit.a.eq(self.a), unit.b.eq(self.b), self.o.eq(unit.o)]
         return m
+
+
+class Bank(Slice):
+    """All slices below one node of the tree's lowest tap, M / tile_rows.max of them: clusters, and add nodes over them.
+
+    product[r] = the tree's sum over slices of weight[weight_address][slice][r] * scalar[slice]
+
+    Members are those of a cluster, for all slices of the bank; its timing is that of the tree's levels in it.
+    """
+
+    MODULE = "sharp_bank"
+
+    @staticmethod
+    def members(machine: Machine) -> dict:
+        return _summed_members(machine, machine.bank_slices)
+
+    def elaborate(self, platform):
+        m = Module()
+        size = self.machine.cluster_slices
+        nodes = []
+        for index in range(self.machine.bank_slices // size):
+            unit = place(m, f"cluster_{index}", Cluster, self.machine)
+            mine = slice(index * size, (index + 1) * size)
+            m.d.comb += [
+                unit.load_enable.eq(self.load_enable[mine]),
+                unit.load_address.eq(self.load_address),
+                unit.load_data.eq(self.load_data),
+                unit.weight_address.eq(self.weight_address),
+                unit.scalar.eq(self.scalar[16 * mine.start : 16 * mine.stop]),
+            ]
+            nodes.append(unit.product)
+        while len(nodes) > 1:
+            nodes = add_level(m, nodes, AddNode, self.machine)
+        m.d.comb += self.product.eq(nodes[0])
+        return m
+
+
+def _summed_members(machine: Machine, slices: int) -> dict:
+    """Return the interface of `slices` vector-scalar slices whose products are added up."""
+    return VectorScalarSlice.members(machine) | {"load_enable": In(unsigned(slices)), "scalar": In(unsigned(16 * slices))}
 
 
 def add_level(m: Module, nodes: list, kind: type[Slice], machine: Machine) -> list:

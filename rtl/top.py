@@ -7,12 +7,12 @@ The host loads memories while the machine rests, pulses `start`, feeds the input
 from enum import IntEnum
 
 from amaranth.back import verilog
-from amaranth.hdl import Module, Mux, Signal, unsigned
+from amaranth.hdl import Cat, Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from sharp.model.machine import Machine
-from sharp.model.program import CHANNELS, INPUT_CHANNEL, WORD_BITS, Opcode, Operand, Source, Update
+from sharp.model.program import CHANNELS, INPUT_CHANNEL, WORD_BITS, Operand, Source, Update
 from sharp.model.timing import Contract, Count
 
 from .counters import COUNTER_BITS, STEP_BITS, Counters
@@ -25,11 +25,12 @@ from .pipeline import delay
 from .queue import Queue
 from .receiver import Receiver
 from .sequencers import COUNT_BITS, PostSequencer, TileSequencer
-from .slices import AccumulatorSlice, AddNode, AddSlice, Cluster, VectorScalarSlice, place
+from .slices import AccumulatorSlice, AddNode, AddSlice, Bank, Cluster, VectorScalarSlice, place
 from .vector_buffer import VectorBuffer
 
 TOP_MODULE = "sharp_top"
-SLICES = (VectorScalarSlice, AddSlice, Cluster, AddNode, AccumulatorSlice, NeuronLane)
+SLICES = (VectorScalarSlice, AddSlice, Cluster, AddNode, Bank, AccumulatorSlice, NeuronLane)
+# Those that a simulator builds once each and places many times.
 UNITS = (Cluster, AddNode, AccumulatorSlice, NeuronLane)
 
 
@@ -215,15 +216,11 @@ class Top(wiring.Component):
         w_enabled = enabled(w_first, w_count)
         loads_hidden = self.load_valid & (self.load_space == Space.HIDDEN)
         chunk_bits = row_bits - lane_bits
-        for lane, valid in enumerate(w_enabled):
-            bits = slice(16 * lane, 16 * (lane + 1))
-            m.d.comb += [
-                hiddens.write_lanes[lane].eq(loads_hidden | (valid & (w_update == Update.LSTM))),
-                hiddens.write_data[bits].eq(Mux(loads_hidden, self.load_data[bits], results[lane][:16])),
-                outputs.i.payload.data.word_select(lane, 32).eq(results[lane]),
-                outputs.i.payload.keep[lane].eq(valid),
-            ]
         m.d.comb += [
+            hiddens.write_lanes.eq(Mux(loads_hidden, ~0, Mux(w_update == Update.LSTM, Cat(*w_enabled), 0))),
+            hiddens.write_data.eq(Mux(loads_hidden, self.load_data, Cat(*(result[:16] for result in results)))),
+            outputs.i.payload.data.eq(Cat(*results)),
+            outputs.i.payload.keep.eq(Cat(*w_enabled)),
             hiddens.write_row.eq(Mux(loads_hidden, self.load_address >> chunk_bits, w_row)),
             hiddens.write_chunk.eq(Mux(loads_hidden, self.load_address[:chunk_bits], w_chunk)),
             outputs.i.payload.state.eq(w_update == Update.STATE),

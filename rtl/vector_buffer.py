@@ -4,7 +4,7 @@ A tile of N columns reads N neighbouring elements; slice s multiplies column s m
 many slices as the tile has groups of rows. Slices beyond the last valid column get zero.
 """
 
-from amaranth.hdl import Const, Module, Mux, Signal, unsigned
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
@@ -59,21 +59,21 @@ class VectorBuffer(wiring.Component):
         r_offset, r_tap, r_columns = Signal.like(self.read_offset), Signal.like(self.tap), Signal.like(self.columns)
         m.d.sync += [r_offset.eq(self.read_offset), r_tap.eq(self.tap), r_columns.eq(self.columns)]
         chosen = Signal(16 * slices)
-        m.d.comb += chosen.eq(rows.read_data.word_select(r_offset[bits:], 16 * slices))
+        with m.Switch(r_offset[bits:]):
+            for index in range(machine.vector_row_elements // slices):
+                with m.Case(index):
+                    m.d.comb += chosen.eq(rows.read_data[16 * slices * index : 16 * slices * (index + 1)])
         # Bit b of the element's place is the slice's own for narrow enough tiles, else the offset's.
         for bit in range(bits - len(machine.tile_heights) + 1, bits):
+            elements = [chosen[16 * index : 16 * (index + 1)] for index in range(slices)]
+            alike = [Mux(r_offset[bit], elements[index | 1 << bit], elements[index & ~(1 << bit)]) for index in range(slices)]
             shared = Signal(16 * slices, name=f"shared_{bit}")
-            for index in range(slices):
-                lane = slice(16 * index, 16 * (index + 1))
-                low, high = index & ~(1 << bit), index | 1 << bit
-                alike = Mux(r_offset[bit], chosen[16 * high : 16 * (high + 1)], chosen[16 * low : 16 * (low + 1)])
-                m.d.comb += shared[lane].eq(Mux(r_tap >= bits - bit, alike, chosen[lane]))
+            m.d.comb += shared.eq(Mux(r_tap >= bits - bit, Cat(*alike), chosen))
             chosen = shared
         width_mask = Signal(bits)
         m.d.comb += width_mask.eq(Const(slices - 1, bits) >> r_tap)
         masked = Signal(16 * slices)
-        for index in range(slices):
-            lane = slice(16 * index, 16 * (index + 1))
-            m.d.comb += masked[lane].eq(Mux((width_mask & index) < r_columns, chosen[lane], 0))
+        valid = [((width_mask & index) < r_columns).replicate(16) for index in range(slices)]
+        m.d.comb += masked.eq(chosen & Cat(*valid))
         m.d.comb += self.scalars.eq(delay(m, masked, machine.latencies.operand - 1, name="scalars"))
         return m

@@ -8,6 +8,7 @@ import pickle
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,13 @@ def build(machine: Machine, progress: Callable[[str], None] | None = None) -> Pa
     """Return the simulator of `machine`, built if it is not in the cache."""
     if progress:
         progress("converting to Verilog")
-    return verilator.build(convert(machine), TOP_MODULE, {TOP_MODULE: PUBLIC_PORTS}, [kind.MODULE for kind in UNITS], progress=progress)
+    return verilator.build(verilog_text(machine), TOP_MODULE, {TOP_MODULE: PUBLIC_PORTS}, [kind.MODULE for kind in UNITS], progress=progress)
+
+
+@lru_cache(maxsize=1)
+def verilog_text(machine: Machine) -> dict[str, str]:
+    """Return a machine's Verilog by file name; kept, since a network runs layer after layer on the same machine."""
+    return convert(machine)
 
 
 def simulate(machine: Machine, runs: Sequence[Run], progress: Callable[[str], None] | None = None) -> list[Trace]:

@@ -266,6 +266,28 @@ def bench_bound(
         print_bound_table(table, out)
 
 
+@bench_app.command("rtl")
+def bench_rtl(
+    machine: Annotated[
+        list[str], typer.Option("--machine", "-m", metavar="NAME|FILE", help="Machine, may be given several times.")
+    ] = ["sharp-1k"],  # noqa: B006 (Typer copies it)
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON alone on standard output.")] = False,
+) -> None:
+    """Measure how long the RTL takes to convert and to build from nothing, and how many cycles a second it then simulates."""
+    chosen = [load_machine(each) for each in machine]
+
+    from .rtl_speed import measure, print_speeds, result
+
+    with _phases("measuring") as report:
+        speeds = [measure(each, lambda phase, each=each: report(f"{each.name}: {phase}")) for each in chosen]
+    if as_json:
+        sys.stdout.write(json.dumps(result(speeds), indent=2) + "\n")
+    else:
+        print_speeds(speeds, out)
+    if any(speed.mismatch for speed in speeds):
+        raise typer.Exit(1)
+
+
 @app.command()
 def machines() -> None:
     """List the ready-made machines and what their recurrence costs."""

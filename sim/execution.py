@@ -1,7 +1,8 @@
 """Runs a network on a machine: predicts it, computes its values, runs it on the RTL if asked, and compares.
 
 An ONNX model's other nodes run on the host; a network known by its shapes runs level after level. Every recurrent layer
-is one program and, on the RTL, one run; cycles and events add up over the layers.
+is one program and, on the RTL, one run; so is each direction of an ONNX node and each element of its batch. Cycles and
+events add up over the runs, which are the layers below.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +53,8 @@ class LayerRun:
     @property
     def cycles_match(self) -> bool:
         """Every output beat, and so every step, passed in the predicted cycle, and the run took the predicted cycles."""
-        return np.array_equal(self.trace.output_cycles, self.plan.timing.output_cycles) and self.trace.counts["cycles"] == self.counts["cycles"]
+        beats_match = np.array_equal(self.trace.output_cycles, self.plan.timing.output_cycles)
+        return beats_match and self.trace.counts["cycles"] == self.counts["cycles"]
 
     @property
     def events_match(self) -> bool:
@@ -85,7 +87,8 @@ class Execution:
 
     @property
     def steps(self) -> int:
-        return self.layers[0].plan.steps
+        """Steps of the longest run: elements of a batch may be shorter."""
+        return max(layer.plan.steps for layer in self.layers)
 
     @property
     def bound_cycles(self) -> int:
@@ -176,10 +179,15 @@ class _Runner:
     rtl: bool
     progress: Progress
     runs: list[LayerRun] = field(default_factory=list)
+    plans: dict[tuple[int, int, int], Plan] = field(default_factory=dict)
 
     def __call__(self, layer: LstmLayer, x: np.ndarray, hidden: np.ndarray, cell: np.ndarray) -> tuple[np.ndarray, ...]:
         self.progress(f"predicting {layer.name}")
-        planned = plan(self.machine, layer.shape, steps=len(x), schedule=self.schedule, tile=self.tile)
+        # Directions and elements of a batch are alike to the planner.
+        size = (layer.inputs, layer.hidden, len(x))
+        if size not in self.plans:
+            self.plans[size] = plan(self.machine, layer.shape, steps=len(x), schedule=self.schedule, tile=self.tile)
+        planned = self.plans[size]
         program = planned.loaded(layer, hidden, cell)
         inputs = np.asarray(x, np.float32).astype(np.float16)
         if layer.reverse:

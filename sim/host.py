@@ -1,8 +1,9 @@
 """The host's share of an ONNX model: everything but the LSTM nodes, which go to the accelerator.
 
 Three rules. The graph is run in its own order, cut at each LSTM node and at each `If` that holds one; onnxruntime runs
-the pieces between. Which branch is taken is known when its condition has been computed. Everything that enters or
-leaves a recurrent node is checked, so that no NaN, infinity or batch reaches the accelerator.
+the pieces between. Which branch is taken is known when its condition has been computed. Everything that enters a
+recurrent node is checked, so that no NaN or infinity reaches the accelerator, which runs one sequence in one direction:
+each direction of a node and each element of a batch is a run of its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,17 @@ from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from sharp.model.errors import NetworkError
 from sharp.model.network import LstmLayer, require_values
-from sharp.model.onnx_reader import OnnxModel, Scope, make_session, node_name, one_line_errors, open_session, read_model, used_names
+from sharp.model.onnx_reader import (
+    Level,
+    OnnxModel,
+    Scope,
+    make_session,
+    node_name,
+    one_line_errors,
+    open_session,
+    read_model,
+    used_names,
+)
 
 Recurrent = Callable[[LstmLayer, np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 Values = dict[str, "np.ndarray | TensorProto"]
@@ -51,12 +62,12 @@ class HostGraph:
     """An ONNX model whose LSTM nodes somebody else computes.
 
     inputs, outputs : ports, without the inputs that have a default
-    layers : the LSTM layers as `read_layers` lists them
+    layers : the LSTM layers of the levels that `read_levels` lists
     """
 
     def __init__(self, model: OnnxModel) -> None:
         self.path = model.path
-        self.layers = tuple(model.main.found_layers())
+        self.layers = tuple(layer for level in model.main.found_levels() for layer in level)
         self._model = model
         self._sessions: dict[tuple, onnxruntime.InferenceSession] = {}
         with one_line_errors(str(model.path)):
@@ -103,7 +114,10 @@ class HostGraph:
         """Run the model with `recurrent` in the place of its LSTM nodes.
 
         recurrent(layer, x : float32[T, D], h0 : float32[H], c0 : float32[H]) returns y : float32[T, H], h : float32[H]
-        and c : float32[H]; it is called once for each LSTM node that runs, in order.
+        and c : float32[H], x and y in the order of the input in a reverse layer too. It is called for each LSTM node that
+        runs, in order: for each direction, forward first, and in it for each element of the batch, over the steps that
+        `sequence_lens` leaves it; with none left it is not called. Cycles add up over the calls. In a batch of more than
+        one, element n's layer is called `name[n]`.
         Returns the model's outputs by name. `NetworkError` for inputs that `check_inputs` refuses, for a node that
         fails, and for values that an LSTM node may not be given.
         """
@@ -125,13 +139,13 @@ class HostGraph:
     def _run_scope(self, scope: Scope, outer: Values, recurrent: Recurrent) -> list[np.ndarray]:
         values: Values = {**outer, **scope.constants}
         start = 0
-        for stop in [*sorted({*scope.layers, *scope.branches}), len(scope.nodes)]:
+        for stop in [*sorted({*scope.levels, *scope.branches}), len(scope.nodes)]:
             # Around the host's nodes alone: errors of `recurrent` are its caller's.
             with one_line_errors(str(self.path)):
                 self._run_nodes(scope, start, stop, values)
             start = stop + 1
-            if stop in scope.layers:
-                results = self._run_layer(scope.layers[stop], scope.nodes[stop], values, recurrent)
+            if stop in scope.levels:
+                results = self._run_level(scope.levels[stop], scope.nodes[stop], values, recurrent)
             elif stop in scope.branches:
                 with one_line_errors(f"{self.path}: condition of {node_name(scope.nodes[stop])!r}"):
                     condition = bool(_array(values[scope.nodes[stop].input[0]]).item())
@@ -158,24 +172,43 @@ class HostGraph:
             self._sessions[key] = make_session(self._model.proto, nodes, constants, feeds, outputs)
         values.update(zip(outputs, self._sessions[key].run(outputs, feeds)))
 
-    def _run_layer(self, layer: LstmLayer, node: NodeProto, values: Values, recurrent: Recurrent) -> tuple[np.ndarray, ...]:
+    def _run_level(self, level: Level, node: NodeProto, values: Values, recurrent: Recurrent) -> tuple[np.ndarray, ...]:
+        """Run an LSTM node, each direction and each element of its batch by itself; return its Y, Y_h and Y_c.
+
+        Y is zero past an element's length; an element of length 0 is not run, and its states are zero, as in onnxruntime.
+        """
+        where = f"node {node_name(node)!r}"
         names = [*node.input, *[""] * 7]
+        inputs, hidden = level[0].inputs, level[0].hidden
         x = _array(values[names[0]])
-        if x.dtype != np.float32 or x.ndim != 3 or x.shape[2] != layer.inputs or 0 in x.shape:
-            raise NetworkError(f"node {node_name(node)!r}: X must be float32 (steps, 1, {layer.inputs}), not {x.dtype} {x.shape}")
-        if x.shape[1] != 1:
-            raise NetworkError(f"node {node_name(node)!r}: the batch must be 1 (supported now), not {x.shape[1]}")
+        if x.dtype != np.float32 or x.ndim != 3 or x.shape[2] != inputs or 0 in x.shape:
+            raise NetworkError(f"{where}: X must be float32 (steps, batch, {inputs}), not {x.dtype} {x.shape}")
+        steps, batch = x.shape[:2]
+        lengths = _array(values[names[4]]) if names[4] else np.full(batch, steps, np.int32)
+        if lengths.dtype != np.int32 or lengths.shape != (batch,):
+            raise NetworkError(f"{where}: sequence_lens must be int32 ({batch},), not {lengths.dtype} {lengths.shape}")
+        if lengths.min() < 0 or lengths.max() > steps:
+            raise NetworkError(f"{where}: sequence_lens must be from 0 to {steps}, the steps of X, not {lengths.tolist()}")
+        # What lies past an element's length goes nowhere.
+        valid = np.where(np.arange(steps)[:, None, None] < lengths[:, None], x, np.float32(0))
+        shape = (len(level), batch, hidden)
         states = []
         for what, name in (("initial_h", names[5]), ("initial_c", names[6])):
-            state = _array(values[name]) if name else np.zeros((1, 1, layer.hidden), np.float32)
-            if state.dtype != np.float32 or state.shape != (1, 1, layer.hidden):
-                allowed = f"float32 {(1, 1, layer.hidden)}"
-                raise NetworkError(f"node {node_name(node)!r}: {what} must be {allowed}, not {state.dtype} {state.shape}")
+            state = _array(values[name]) if name else np.zeros(shape, np.float32)
+            if state.dtype != np.float32 or state.shape != shape:
+                raise NetworkError(f"{where}: {what} must be float32 {shape}, not {state.dtype} {state.shape}")
             states.append(state)
-        for what, array in (("X", x), ("initial_h", states[0]), ("initial_c", states[1])):
-            require_values(f"node {node_name(node)!r}: {what}", array, float16=what != "initial_c")
-        y, h, c = recurrent(layer, x[:, 0], states[0][0, 0], states[1][0, 0])
-        return y.reshape(x.shape[0], 1, 1, layer.hidden), h.reshape(1, 1, layer.hidden), c.reshape(1, 1, layer.hidden)
+        for what, array in (("X", valid), ("initial_h", states[0]), ("initial_c", states[1])):
+            require_values(f"{where}: {what}", array, float16=what != "initial_c")
+        y = np.zeros((steps, *shape), np.float32)
+        h, c = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        for direction, layer in enumerate(level):
+            for element, length in enumerate(lengths.tolist()):
+                if length:
+                    named = layer if batch == 1 else layer.replace(name=f"{layer.name}[{element}]")
+                    place = direction, element
+                    y[:length, *place], h[place], c[place] = recurrent(named, x[:length, element], states[0][place], states[1][place])
+        return y, h, c
 
 
 def _array(value: "np.ndarray | TensorProto") -> np.ndarray:

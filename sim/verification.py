@@ -84,9 +84,10 @@ class Case(Schema):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A case and what was wrong with it, None where nothing was."""
+    """A case, its trace, and what was wrong with it, None where nothing was."""
 
     case: Case
+    trace: Trace
     mismatch: str | None
 
 
@@ -116,7 +117,7 @@ def random_machine(generator: np.random.Generator, index: int) -> Machine:
             "input_elements": vector,
             "hidden_elements": vector,
             "cell_elements": 128,
-            "program_words": 512,
+            "program_words": 2048,
         },
         queues={"tile": draw(1, 6), "post": draw(1, 6), "output": int(generator.choice([2, 3, 8, 64]))},
         latencies={name: draw(1, 4) for name in names},
@@ -168,7 +169,8 @@ def check(cases: Sequence[Case], progress: Callable[[str], None] = lambda phase:
     traces = bench.simulate(cases[0].machine, runs, progress)
     for (case, planned, program, inputs), trace in zip(prepared, traces, strict=True):
         values = numerics.execute(program, inputs)
-        yield Outcome(case, _mismatch(LayerRun("case", planned, program, inputs, values, trace), timed=case.stall_seed is None))
+        run = LayerRun("case", planned, program, inputs, values, trace)
+        yield Outcome(case, trace, _mismatch(run, timed=case.stall_seed is None))
 
 
 def _mismatch(run: LayerRun, *, timed: bool) -> str | None:
@@ -189,7 +191,8 @@ def _mismatch(run: LayerRun, *, timed: bool) -> str | None:
             return f"output beats: model {len(expected)}, RTL {len(got)}"
         wrong = np.flatnonzero(expected != got)
         if len(wrong):
-            return f"{len(wrong)} output beats differ in cycle, the first is beat {wrong[0]}: model {expected[wrong[0]]}, RTL {got[wrong[0]]}"
+            first = wrong[0]
+            return f"{len(wrong)} output beats differ in cycle, the first is beat {first}: model {expected[first]}, RTL {got[first]}"
         return f"cycles: model {run.counts['cycles']}, RTL {trace.counts['cycles']}"
     different = {name: (value, trace.counts[name]) for name, value in run.counts.items() if trace.counts[name] != value}
     if different:

@@ -11,12 +11,13 @@ from sharp.model.network import LstmLayer
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
 OUTPUTS = ("Y", "Y_h", "Y_c")
+DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 
 
-def random_weights(inputs: int, hidden: int, seed: int = 0) -> dict[str, np.ndarray]:
+def random_weights(inputs: int, hidden: int, seed: int = 0, directions: int = 1) -> dict[str, np.ndarray]:
     """W, R and B as an ONNX LSTM node takes them."""
     generator = np.random.default_rng(seed)
-    shapes = {"W": (1, 4 * hidden, inputs), "R": (1, 4 * hidden, hidden), "B": (1, 8 * hidden)}
+    shapes = {"W": (directions, 4 * hidden, inputs), "R": (directions, 4 * hidden, hidden), "B": (directions, 8 * hidden)}
     return {name: generator.uniform(-0.7, 0.7, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -103,17 +104,23 @@ def model(nodes, inputs, outputs, initialisers=None, opset: int = 17) -> ModelPr
 def lstm_model(inputs: int, hidden: int, *, words: str = "X W R B", made_by: str = "initialiser", states=None, seed: int = 0, **attributes):
     """One LSTM node over the graph input X.
 
-    words : inputs of the node; made_by : "initialiser" or a key of `WEIGHT_MAKERS`; states : initial states that are constants,
-    others are graph inputs. Returns the model and its weights.
+    words : inputs of the node; made_by : "initialiser" or a key of `WEIGHT_MAKERS`; states : initial states and sequence_lens
+    that are constants, others are graph inputs. Returns the model and its weights.
     """
-    weights = random_weights(inputs, hidden, seed)
+    directions = DIRECTIONS.get(attributes.get("direction"), 1)
+    weights = random_weights(inputs, hidden, seed, directions)
     constants = {**{name: weights[name] for name in weights if name in words.split()}, **(states or {})}
-    ports = [value_info("X", ("steps", "batch", inputs))]
-    ports += [value_info(name, (1, 1, hidden)) for name in ("initial_h", "initial_c") if name in words and name not in constants]
+    batch_first = attributes.get("layout") == 1
+    ports = [value_info("X", ("batch", "steps", inputs) if batch_first else ("steps", "batch", inputs))]
+    shape = ("batch", directions, hidden) if batch_first else (directions, "batch", hidden)
+    ports += [value_info(name, shape) for name in ("initial_h", "initial_c") if name in words and name not in constants]
+    if "sequence_lens" in words and "sequence_lens" not in constants:
+        ports.append(value_info("sequence_lens", ("batch",), TensorProto.INT32))
     nodes = [] if made_by == "initialiser" else [n for name, array in constants.items() for n in WEIGHT_MAKERS[made_by](name, array)]
     initialisers = constants if made_by == "initialiser" else {}
-    made = model([*nodes, lstm(hidden, words, **attributes)], ports, lstm_outputs(hidden), initialisers)
-    return made, weights
+    outputs = [value_info("Y", ("batch", "steps", directions, hidden) if batch_first else ("steps", directions, "batch", hidden))]
+    outputs += [value_info(name, shape) for name in OUTPUTS[1:]]
+    return model([*nodes, lstm(hidden, words, **attributes)], ports, outputs, initialisers), weights
 
 
 def branch(nodes, hidden: int, kind: str, initialisers=None) -> GraphProto:
@@ -166,6 +173,14 @@ def run_lstm(layer: LstmLayer, x: np.ndarray, h: np.ndarray, c: np.ndarray) -> t
         h = _sigmoid(o) * np.tanh(c)
         y[step] = h
     return y, h, c
+
+
+def run_layer(layer: LstmLayer, x: np.ndarray, h: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`run_lstm` in the layer's direction, x and y in the order of the input."""
+    if not layer.reverse:
+        return run_lstm(layer, x, h, c)
+    y, h, c = run_lstm(layer, x[::-1], h, c)
+    return y[::-1], h, c
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

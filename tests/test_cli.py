@@ -231,9 +231,8 @@ def test_hidden_size_of_an_onnx_model_beyond_the_buffers_is_refused(refused, onn
         ({"X": good_x().astype(np.float64)}, "input 'X' must be float32 (steps, batch, 6), not float64"),
         ({"X": np.full_like(good_x(), np.inf)}, "input 'X'[0, 0, 0] must be finite, not inf"),
         ({"X": np.full_like(good_x(), 1e6)}, "node 'cell': X[0, 0, 0] must be within float16's range of +-65504, not 1000000.0"),
-        ({"X": np.repeat(good_x(), 2, axis=1)}, "node 'cell': the batch must be 1 (supported now), not 2"),
     ],
-    ids="missing unknown size rank empty type infinite large batch".split(),
+    ids="missing unknown size rank empty type infinite large".split(),
 )
 def test_wrong_inputs_are_refused(refused, onnx_file, tmp_path, arrays, message):
     assert refused("run", onnx_file, "-m", "sharp-64", "--inputs", inputs(tmp_path, **arrays)).startswith(message)
@@ -476,7 +475,8 @@ def test_tiny_machine_runs_and_verifies_on_its_rtl(sharp, tmp_path, network_file
     for result in json.loads(run.out).values():
         assert result["rtl"]["cycles"] == result["cycles"]
         assert all(result["rtl"][f"{what}_match"] is True for what in ("values", "cycles", "events"))
-    case = dict(inputs=5, hidden=7, steps=3, schedule="unfolded", tile=4, seed=2, stall_seed=None, large_cell=True)
+    tiling = dict(input_rows=4, hidden_rows=8, tail_columns=1, tail_blocks=1)
+    case = dict(inputs=5, hidden=7, steps=3, schedule="unfolded", **tiling, seed=2, stall_seed=None, large_cell=True)
     case_file = tmp_path / "case.yaml"
     case_file.write_text(yaml.safe_dump(case | {"machine": yaml.safe_load(tiny_machine_file.read_text())}))
     verified = sharp("verify", "--case", case_file, "--out", tmp_path)

@@ -1,10 +1,15 @@
 """The host's share of a graph: with a plain LSTM in the accelerator's place, the outputs are onnxruntime's."""
 
+import warnings
+from functools import cache
+
 import numpy as np
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.backend.test.case.node import collect_testcases
 from onnx_models import (
+    DIRECTIONS,
     WEIGHT_MAKERS,
     constant,
     lstm,
@@ -13,13 +18,16 @@ from onnx_models import (
     model,
     nested_if_model,
     random_weights,
+    run_layer,
     run_lstm,
     save,
     value_info,
 )
 
 from sharp.model.errors import NetworkError
+from sharp.model.machine import load_machine
 from sharp.model.network import load_network
+from sharp.sim.execution import execute
 from sharp.sim.host import HostGraph
 from sharp.sim.sound import chunk_kinds, silero_chunks, speech_and_noise
 
@@ -32,7 +40,7 @@ def load(made, tmp_path) -> HostGraph:
     return HostGraph.load(save(made, tmp_path))
 
 
-def assert_equals_onnxruntime(host: HostGraph, inputs, recurrent=run_lstm) -> dict[str, np.ndarray]:
+def assert_equals_onnxruntime(host: HostGraph, inputs, recurrent=run_layer) -> dict[str, np.ndarray]:
     results, reference = host.run(inputs, recurrent), host.reference(inputs)
     assert list(results) == list(reference) == [port.name for port in host.outputs]
     for name, expected in reference.items():
@@ -146,6 +154,194 @@ def test_the_branch_that_the_inputs_choose_is_the_one_that_runs(tmp_path, outer_
     host = load(nested_if_model(3, 5, outer_weights=outer_weights)[0], tmp_path)
     assert_equals_onnxruntime(host, {"X": numbers(4, 1, 3), "fast": np.array(fast), "loud": np.array(loud)}, recurrent)
     assert calls == [ran]
+
+
+def node_inputs(direction: str, batch: int, hidden: int, *, lengths=True, states=True, inputs=2, steps=6, seed=0) -> dict[str, np.ndarray]:
+    given = {"X": numbers(steps, batch, inputs, seed=seed)}
+    if lengths:
+        others = np.random.default_rng(seed).permutation(steps + 1)
+        # A batch holds the longest, the shortest and any others.
+        given["sequence_lens"] = np.array([steps, 0, *others][:batch] if batch > 1 else others[:1], np.int32)
+    if states:
+        shape = (DIRECTIONS[direction], batch, hidden)
+        given |= {"initial_h": numbers(*shape, seed=seed + 1), "initial_c": numbers(*shape, seed=seed + 2)}
+    return given
+
+
+def words_for(given, *, bias: bool = True) -> str:
+    """The node's inputs, as `lstm` takes them, for these inputs of the model."""
+    optional = [word if word in given else "-" for word in ("sequence_lens", "initial_h", "initial_c")]
+    return " ".join(["X", "W", "R", "B" if bias else "-", *optional])
+
+
+@pytest.mark.parametrize("hidden", [1, 3, 4, 25])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("states", [True, False], ids=["states", "no states"])
+@pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "no lengths"])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_directions_batches_lengths_and_states_equal_onnxruntime(tmp_path, direction, batch, lengths, states, bias, hidden):
+    seed = hidden + 10 * lengths + 20 * states + 100 * batch
+    given = node_inputs(direction, batch, hidden, lengths=lengths, states=states, seed=seed)
+    host = load(lstm_model(2, hidden, words=words_for(given, bias=bias), seed=seed, direction=direction)[0], tmp_path)
+    assert_equals_onnxruntime(host, given)
+
+
+@pytest.mark.parametrize("made_by", ["initialiser", "Constant"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_lengths_and_states_of_a_batch_may_be_constants(tmp_path, direction, made_by):
+    given = node_inputs(direction, 3, 4)
+    states = {name: array for name, array in given.items() if name != "X"}
+    host = load(lstm_model(2, 4, words=words_for(given), states=states, made_by=made_by, direction=direction)[0], tmp_path)
+    assert_equals_onnxruntime(host, {"X": given["X"]})
+
+
+@pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "no lengths"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_node_of_layout_1_equals_its_transposed_twin_of_layout_0(tmp_path, direction, lengths):
+    given = node_inputs(direction, 3, 4, lengths=lengths)
+    twin = load(lstm_model(2, 4, words=words_for(given), direction=direction)[0], tmp_path)
+    expected = twin.reference(given)
+    host = load(lstm_model(2, 4, words=words_for(given), direction=direction, layout=1)[0], tmp_path)
+    turned = {name: array if name == "sequence_lens" else np.ascontiguousarray(array.swapaxes(0, 1)) for name, array in given.items()}
+    results = assert_equals_onnxruntime(host, turned)
+    np.testing.assert_allclose(results["Y"], expected["Y"].transpose(2, 0, 1, 3), rtol=1e-5, atol=1e-5)
+    for name in ("Y_h", "Y_c"):
+        np.testing.assert_allclose(results[name], expected[name].swapaxes(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_nodes_of_layout_1_that_share_a_state_and_leave_outputs_out_run_in_branches_too(tmp_path):
+    made, _ = nested_if_model(3, 3)
+    (then,) = [a.g for a in made.graph.node[0].attribute if a.name == "then_branch"]
+    weights = {f"{name}_first": array for name, array in random_weights(3, 3, seed=7).items()}
+    then.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    then.node[0].input[:] = ["flat", "W_then", "R_then", "B_then", "", "h"]
+    before = [
+        lstm(3, "X W_first R_first B_first - h", name="", outputs=["first", "", ""]),
+        constant("axes", np.array([2], np.int64)),
+        helper.make_node("Squeeze", ["first", "axes"], ["flat"]),
+    ]
+    for node in reversed(before):
+        then.node.insert(0, node)
+    for node in then.node:
+        if node.op_type == "LSTM":
+            node.attribute.append(helper.make_attribute("layout", 1))
+    made.graph.input.append(value_info("h", ("n", 1, 3)))
+    for port in made.graph.output:
+        port.CopyFrom(value_info(port.name, tuple("abcd") if port.name == "Y" else tuple("abc")))
+    host = load(made, tmp_path)
+    given = {"X": numbers(4, 1, 3), "h": numbers(4, 1, 3, seed=3), "fast": np.array(True), "loud": np.array(False)}
+    assert assert_equals_onnxruntime(host, given)["Y"].shape == (4, 1, 1, 3)
+
+
+def test_each_direction_of_each_element_is_a_run_over_its_valid_steps(tmp_path):
+    given = node_inputs("bidirectional", 3, 4)
+    given["sequence_lens"] = np.array([6, 0, 2], np.int32)
+    given["X"][2:, 2] = 7e4
+    calls = []
+
+    def recurrent(layer, x, h, c):
+        calls.append((layer.name, layer.reverse, len(x)))
+        return run_layer(layer, x, h, c)
+
+    host = load(lstm_model(2, 4, words=words_for(given), direction="bidirectional")[0], tmp_path)
+    assert_equals_onnxruntime(host, given, recurrent)
+    forward, reverse = [("cell[0]", False, 6), ("cell[2]", False, 2)], [("cell.reverse[0]", True, 6), ("cell.reverse[2]", True, 2)]
+    assert calls == forward + reverse
+
+
+FAULTS = {
+    "reverse not undone": lambda run, given: run(given, recurrent=run_lstm_backwards),
+    "reverse ignored": lambda run, given: run(given, recurrent=run_lstm),
+    "states of the directions swapped": lambda run, given: run({**given, "initial_c": given["initial_c"][::-1].copy()}),
+    "lengths ignored": lambda run, given: run({**given, "sequence_lens": np.full(3, 6, np.int32)}),
+    "lengths of the elements swapped": lambda run, given: run({**given, "sequence_lens": given["sequence_lens"][::-1].copy()}),
+    "outputs in the wrong order": lambda run, given: {**run(given), "Y": run(given)["Y"][:, ::-1]},
+    "last states in the wrong order": lambda run, given: {**run(given), "Y_h": run(given)["Y_h"][::-1]},
+    "batch and directions swapped": lambda run, given: {**run(given), "Y": run(given)["Y"].swapaxes(1, 2).reshape(6, 2, 3, 4)},
+}
+
+
+def run_lstm_backwards(layer, x, h, c):
+    """A reverse layer that forgets to give its outputs in the order of the input."""
+    return run_lstm(layer, x[::-1] if layer.reverse else x, h, c)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_directions_batches_or_lengths_would_be_seen(tmp_path, fault):
+    given = node_inputs("bidirectional", 3, 4)
+    host = load(lstm_model(2, 4, words=words_for(given), direction="bidirectional")[0], tmp_path)
+    expected = host.reference(given)
+    spoilt = FAULTS[fault](lambda inputs, recurrent=run_layer: host.run(inputs, recurrent), given)
+    assert max(np.abs(spoilt[name] - expected[name]).max() for name in expected) > 1e-2
+    assert_equals_onnxruntime(host, given)
+
+
+@cache
+def node_tests() -> dict:
+    """The onnx package's own tests of LSTM nodes by name."""
+    with warnings.catch_warnings():
+        # Tests of other nodes divide by zero and overflow on purpose.
+        warnings.simplefilter("ignore")
+        cases = collect_testcases(None)
+    return {case.name: case for case in cases if any(node.op_type == "LSTM" for node in case.model.graph.node)}
+
+
+def test_the_onnx_tests_of_lstm_nodes_pass_or_are_refused_by_name(tmp_path):
+    refusals = {}
+    for name, case in node_tests().items():
+        for inputs, outputs in case.data_sets:
+            made = type(case.model).FromString(case.model.SerializeToString())
+            given = dict(zip([port.name for port in made.graph.input], inputs, strict=True))
+            # The tests hand weights over as inputs; the accelerator needs them beforehand.
+            for port in [port for port in made.graph.input if port.name in ("W", "R", "B")]:
+                made.graph.initializer.append(numpy_helper.from_array(given.pop(port.name), port.name))
+                made.graph.input.remove(port)
+            try:
+                results = load(made, tmp_path).run(given, run_layer)
+            except NetworkError as error:
+                refusals[name] = str(error)
+                continue
+            assert len(results) == len(outputs)
+            for result, expected in zip(results.values(), outputs):
+                np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5, err_msg=name)
+    assert refusals.keys() == {"test_lstm_with_peepholes"} < node_tests().keys()
+    assert "P must be absent (peepholes are not supported now), not 'P'" in refusals["test_lstm_with_peepholes"]
+    assert len(node_tests()) >= 6
+
+
+def test_a_bidirectional_node_with_lengths_runs_on_a_machine(tmp_path):
+    given = node_inputs("bidirectional", 3, 10, inputs=5)
+    given["sequence_lens"] = np.array([6, 0, 3], np.int32)
+    path = save(lstm_model(5, 10, words=words_for(given), direction="bidirectional")[0], tmp_path)
+    run = execute(load_network(str(path)), load_machine("sharp-64"), schedule="unfolded", tile=None, inputs=given)
+    assert run.outputs.keys() == run.reference.keys() == {"Y", "Y_h", "Y_c"}
+    for name, expected in run.reference.items():
+        assert run.outputs[name].shape == expected.shape
+        assert 0 < np.abs(run.outputs[name] - expected).max() < 0.01, name
+    assert [layer.name for layer in run.layers] == ["cell[0]", "cell[2]", "cell.reverse[0]", "cell.reverse[2]"]
+    assert [layer.plan.steps for layer in run.layers] == [6, 3, 6, 3]
+    assert run.steps == 6
+    assert run.cycles == sum(layer.plan.timing.cycles for layer in run.layers)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([7, 1, 2], r"node 'cell': sequence_lens must be from 0 to 6, the steps of X, not \[7, 1, 2\]"),
+        ([6, -1, 2], r"sequence_lens must be from 0 to 6, the steps of X, not \[6, -1, 2\]"),
+        ([6, 1], r"sequence_lens must be int32 \(3,\), not int32 \(2,\)"),
+        ([[6, 1, 2]], r"sequence_lens must be int32 \(3,\), not int32 \(1, 3\)"),
+        (np.array([6, 1, 2], np.int64), r"sequence_lens must be int32 \(3,\), not int64 \(3,\)"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(tmp_path, lengths, message):
+    lengths = lengths if isinstance(lengths, np.ndarray) else np.array(lengths, np.int32)
+    calls = []
+    host = load(lstm_model(2, 3, words="X W R B sequence_lens", states={"sequence_lens": lengths})[0], tmp_path)
+    with pytest.raises(NetworkError, match=message):
+        host.run({"X": numbers(6, 3, 2)}, lambda *arguments: calls.append(arguments))
+    assert not calls
 
 
 def two_layers():
@@ -274,7 +470,6 @@ def test_free_dimensions_of_one_name_must_agree(tmp_path):
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (numbers(4, 3, 2), r"node 'cell': the batch must be 1 \(supported now\), not 3"),
         (np.full((4, 1, 2), 7e4, np.float32), r"node 'cell': X\[0, 0, 0\] must be within float16's range of \+-65504, not 70000.0"),
     ],
 )
@@ -290,7 +485,7 @@ def test_values_that_the_host_makes_infinite_are_refused_before_the_accelerator(
         load(made, tmp_path).run({"X": np.array([[[1.0, 0.0]]], np.float32)}, run_lstm)
 
 
-def test_a_state_for_a_batch_is_refused(tmp_path):
+def test_a_state_for_another_batch_is_refused(tmp_path):
     made, _ = lstm_model(2, 3, words="X W R B - initial_h initial_c")
     for port in list(made.graph.input)[1:]:
         port.CopyFrom(value_info(port.name, (1, "n", 3)))

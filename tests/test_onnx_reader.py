@@ -12,9 +12,13 @@ from onnx_models import WEIGHT_MAKERS, constant, lstm, lstm_model, lstm_outputs,
 
 from sharp.model.errors import NetworkError
 from sharp.model.network import load_network
-from sharp.model.onnx_reader import read_layers
+from sharp.model.onnx_reader import read_levels
 
 SILERO = Path(find_spec("silero_vad").submodule_search_locations[0]) / "data"
+
+
+def read_layers(path) -> list:
+    return [layer for level in read_levels(path) for layer in level]
 
 
 def refused(made, tmp_path, message: str) -> None:
@@ -121,14 +125,15 @@ def test_silero_decomposed_is_refused_as_what_it_is():
 ATTRIBUTES = [
     ({"clip": 8.0}, r"node 'cell': clip must be absent \(not supported now\), not 8.0"),
     ({"input_forget": 1}, r"node 'cell': input_forget must be 0 \(supported now\), not 1"),
-    ({"layout": 1}, r"node 'cell': layout must be 0 \(supported now\), not 1"),
+    ({"layout": 2}, r"node 'cell': layout must be 0 or 1, not 2"),
     ({"activations": ["HardSigmoid", "Tanh", "Tanh"]}, r"activations must be Sigmoid, Tanh, Tanh .*'HardSigmoid', 'Tanh', 'Tanh'\]"),
     ({"activations": ["Sigmoid", "Tanh"]}, "activations must be"),
     ({"activation_alpha": [0.5]}, "activation_alpha must be absent"),
     ({"activation_beta": [0.5]}, "activation_beta must be absent"),
-    ({"direction": "reverse"}, r"node 'cell': direction must be forward \(supported now\), not 'reverse'"),
-    ({"direction": "bidirectional"}, "direction must be forward"),
-    ({"direction": "sideways"}, "direction must be forward"),
+    ({"direction": "sideways"}, r"node 'cell': direction must be forward, reverse or bidirectional, not 'sideways'"),
+    ({"direction": "bidirectional", "activations": ["Sigmoid", "Tanh", "Tanh"]}, r"Sigmoid, Tanh, Tanh in each direction .*, not \["),
+    ({"direction": "bidirectional", "activations": 2 * ["Sigmoid", "Tanh", "Relu"]}, "activations must be .*'Relu'"),
+    ({"direction": "reverse", "clip": 1.0}, "clip must be absent"),
 ]
 
 
@@ -138,10 +143,53 @@ def test_an_attribute_without_support_is_refused_by_name(tmp_path, attributes, m
 
 
 @pytest.mark.parametrize(
-    "attributes", [{"direction": "forward"}, {"activations": ["sigmoid", "Tanh", "TANH"]}, {"input_forget": 0}, {"layout": 0}]
+    "attributes",
+    [
+        {"direction": "forward"},
+        {"activations": ["sigmoid", "Tanh", "TANH"]},
+        {"input_forget": 0},
+        {"layout": 0},
+        {"direction": "reverse", "activations": ["Sigmoid", "Tanh", "Tanh"]},
+    ],
 )
 def test_an_attribute_that_states_the_default_is_accepted(tmp_path, attributes):
     assert len(read_layers(save(lstm_model(2, 3, **attributes)[0], tmp_path))) == 1
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_a_node_of_two_directions_is_a_level_of_two_layers(tmp_path, layout):
+    states = {"initial_h": np.arange(6, dtype=np.float32).reshape(2, 1, 3)}
+    given = {name: array.swapaxes(0, 1) if layout else array for name, array in states.items()}
+    words, activations = "X W R B - initial_h", 2 * ["Sigmoid", "Tanh", "Tanh"]
+    made, weights = lstm_model(2, 3, words=words, states=given, direction="bidirectional", layout=layout, activations=activations)
+    path = save(made, tmp_path)
+    ((forward, reverse),) = read_levels(path)
+    assert [(layer.name, layer.reverse) for layer in (forward, reverse)] == [("cell", False), ("cell.reverse", True)]
+    for direction, layer in enumerate((forward, reverse)):
+        assert_weights(layer, {name: array[direction : direction + 1] for name, array in weights.items()})
+        np.testing.assert_array_equal(layer.initial_hidden, states["initial_h"][direction, 0])
+        assert layer.initial_cell is None
+    network = load_network(str(path))
+    assert network.levels == ((forward.shape, reverse.shape),)
+    assert [layer.digest for layer in network.layers] == [forward.digest, reverse.digest]
+
+
+def test_a_reverse_node_is_one_reverse_layer(tmp_path):
+    made, weights = lstm_model(2, 3, direction="reverse")
+    (layer,) = read_layers(save(made, tmp_path))
+    assert (layer.name, layer.reverse) == ("cell", True)
+    assert_weights(layer, weights)
+
+
+def test_branches_that_differ_in_direction_alone_are_both_listed(tmp_path):
+    made, _ = nested_if_model(3, 5, outer_weights=False)
+    (otherwise,) = [a.g for a in made.graph.node[0].attribute if a.name == "else_branch"]
+    then, other = ([a.g for a in otherwise.node[0].attribute if a.name == name][0] for name in ("then_branch", "else_branch"))
+    for mine, theirs in zip(other.initializer, then.initializer):
+        mine.raw_data = theirs.raw_data
+    assert [layer.name for layer in read_layers(save(made, tmp_path))] == ["cell_then", "cell_deep_then"]
+    other.node[0].attribute.append(helper.make_attribute("direction", "reverse"))
+    assert [layer.name for layer in read_layers(save(made, tmp_path))] == ["cell_then", "cell_deep_then", "cell_deep_else"]
 
 
 def test_an_attribute_that_onnx_does_not_know_is_refused(tmp_path):
@@ -156,17 +204,10 @@ def test_a_hidden_size_that_the_weights_contradict_is_refused(tmp_path):
     assert read_layers(save(made, tmp_path))[0].hidden == 3
 
 
-@pytest.mark.parametrize(
-    ("words", "more", "message"),
-    [
-        ("X W R B lengths", {"lengths": np.array([3], np.int32)}, "node 'cell': sequence_lens must be absent .*, not 'lengths'"),
-        ("X W R B - - - P", {"P": np.zeros((1, 9), np.float32)}, r"P must be absent \(peepholes are not supported now\), not 'P'"),
-    ],
-)
-def test_an_input_without_support_is_refused_by_name(tmp_path, words, more, message):
-    made, _ = lstm_model(2, 3, words=words)
-    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in more.items())
-    refused(made, tmp_path, message)
+def test_peepholes_are_refused_by_name(tmp_path):
+    made, _ = lstm_model(2, 3, words="X W R B - - - P")
+    made.graph.initializer.append(numpy_helper.from_array(np.zeros((1, 9), np.float32), "P"))
+    refused(made, tmp_path, r"P must be absent \(peepholes are not supported now\), not 'P'")
 
 
 @pytest.mark.parametrize(
@@ -192,9 +233,16 @@ def test_weights_of_a_wrong_type_shape_or_value_are_refused(tmp_path, name, arra
     refused(made, tmp_path, message)
 
 
-def test_initial_states_for_a_batch_are_refused(tmp_path):
-    made, _ = lstm_model(2, 3, words="X W R B - initial_h initial_c", states={"initial_h": np.zeros((1, 2, 3), np.float32)})
-    refused(made, tmp_path, r"initial_h must be of the shape \(1, 1, 3\) \(one sequence, supported now\), not \(1, 2, 3\)")
+def test_initial_states_for_a_batch_belong_to_no_layer(tmp_path):
+    made, _ = lstm_model(2, 3, words="X W R B - initial_h initial_c", states={"initial_h": np.ones((1, 2, 3), np.float32)})
+    (layer,) = read_layers(save(made, tmp_path))
+    assert layer.initial_hidden is layer.initial_cell is None
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 3), (1, 1, 4), (1, 3), (1, 0, 3)])
+def test_initial_states_of_another_shape_are_refused(tmp_path, shape):
+    made, _ = lstm_model(2, 3, words="X W R B - initial_h", states={"initial_h": np.zeros(shape, np.float32)})
+    refused(made, tmp_path, rf"initial_h must be of the shape \(1, batch, 3\), not \({', '.join(map(str, shape))}\)")
 
 
 def test_weights_computed_at_run_time_are_refused_with_what_they_depend_on(tmp_path):

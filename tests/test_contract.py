@@ -1,0 +1,208 @@
+"""The contract: the RTL has the bits, the cycles and the counters that the model predicts, and the comparison can fail.
+
+Random machines and layers are those of `sharp verify`; a failure prints the command that repeats it. Whatever else is
+asked of the RTL is asked of one tiny machine, which is built once.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from small_layers import by_rows, tiny_machine
+
+from sharp.model import numerics
+from sharp.model.compiler import SCHEDULES
+from sharp.model.network import LayerShape
+from sharp.model.planner import plan
+from sharp.model.program import Halt, Init, Post, Tile, Update
+from sharp.model.timing import Count, predict
+from sharp.sim import bench
+from sharp.sim.verification import Case, check, random_cases
+
+QUICK = dict(machines=3, cases=60, seed=264)
+PAPER = dict(machines=10, cases=400, seed=1)
+
+
+def assert_no_mismatch(options, index):
+    group = random_cases(**options)[index]
+    print("sharp verify", *(f"--{name} {value}" for name, value in options.items()), f"# machine {index + 1}: {group[0].machine}")
+    mismatches = [f"{outcome.case.name}: {outcome.mismatch}" for outcome in check(group) if outcome.mismatch is not None]
+    assert not mismatches, "\n".join(mismatches)
+
+
+@pytest.mark.parametrize("index", range(QUICK["machines"]))
+def test_rtl_is_the_model_on_random_layers_of_a_machine(index):
+    assert_no_mismatch(QUICK, index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(PAPER["machines"]))
+def test_rtl_is_the_model_on_many_machines(index):
+    assert_no_mismatch(PAPER, index)
+
+
+def test_quick_machines_and_layers_differ_in_what_matters():
+    groups = random_cases(**QUICK)
+    cases = [case for group in groups for case in group]
+    machines = [group[0].machine for group in groups]
+    assert {case.schedule for case in cases} == set(SCHEDULES)
+    assert any(case.large_cell for case in cases) and any(case.stall_seed is not None for case in cases)
+    assert any(case.stall_seed is None and case.large_cell for case in cases)
+    assert len({machine.lanes for machine in machines}) > 1 and len({machine.macs for machine in machines}) > 1
+    assert max(machine.latencies.accumulate for machine in machines) > 2 > min(machine.latencies.add for machine in machines)
+
+
+# One tiny machine.
+
+SEED = 6  # of a layer of small weights, whose gates are neither open nor shut: every bit counts
+
+
+def tiny_case(**changes) -> Case:
+    tiles = dict(input_rows=8, hidden_rows=4, tail_columns=1, tail_blocks=2)
+    shape = dict(inputs=11, hidden=21, steps=5, schedule="unfolded")
+    return Case(machine=tiny_machine(), **shape, **tiles, seed=SEED, stall_seed=None, large_cell=False).replace(**changes)
+
+
+def run_of(case, alter=lambda program: program) -> bench.Run:
+    layer, inputs, hidden, cell = case.layer()
+    program = alter(case.plan().loaded(layer, hidden, cell))
+    return bench.Run(program, inputs, predict(program), case.stall_seed)
+
+
+def simulate(*runs: bench.Run) -> list[bench.Trace]:
+    return bench.simulate(tiny_machine(), runs)
+
+
+def assert_as_predicted(run: bench.Run, trace: bench.Trace) -> None:
+    values = numerics.execute(run.program, run.inputs)
+    assert trace.outputs.tobytes() == values.outputs.tobytes() and trace.cell.tobytes() == values.cell.tobytes()
+    assert trace.output_cycles.tolist() == run.timing.output_cycles.tolist()
+    assert trace.counts == run.timing.counts | {"saturations": values.saturations}
+
+
+def same(one: bench.Trace, other: bench.Trace) -> bool:
+    """Whether two runs are the same but for the wall time."""
+    return one.counts == other.counts and all(
+        getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in ("outputs", "cell", "output_cycles")
+    )
+
+
+def test_small_program_of_the_timing_table_takes_its_cycles():
+    # The table itself stands in test_timing.
+    program = plan(tiny_machine(), LayerShape(name="tiny", cell="lstm", inputs=4, hidden=1), steps=2, schedule="unfolded", tile=4).program
+    images = dict(weights=np.zeros((2, 4, 4), np.uint16), accumulators=np.zeros(8, np.float32))
+    states = dict(hidden=np.zeros(8, np.float16), cell=np.zeros(1, np.float32))
+    run = bench.Run(program.replace(**images, **states), np.zeros((2, 4), np.float16), predict(program))
+    (trace,) = simulate(run)
+    assert (trace.output_cycles.tolist(), trace.counts["cycles"]) == ([34, 61, 78], 80)
+    assert_as_predicted(run, trace)
+
+
+def test_nothing_is_left_over_from_one_run_to_the_next():
+    first, other = tiny_case(), tiny_case(inputs=17, hidden=30, schedule="sequential", seed=8, large_cell=True)
+    one, between, again = simulate(run_of(first), run_of(other), run_of(first))
+    assert same(one, again) and not same(one, between)
+    (alone,) = simulate(run_of(other))
+    assert same(alone, between)
+
+
+def test_stalls_of_the_host_change_cycles_and_never_values():
+    case = tiny_case()
+    free, *stalled = simulate(run_of(case), *(run_of(case.replace(stall_seed=seed)) for seed in range(4)))
+    assert_as_predicted(run_of(case), free)
+    for trace in stalled:
+        assert trace.outputs.tobytes() == free.outputs.tobytes() and trace.cell.tobytes() == free.cell.tobytes()
+        assert trace.counts["cycles"] > free.counts["cycles"]
+        # What is counted is work, but for the cycles and the reasons to be idle.
+        work = [count.name for count in Count if count is not Count.cycles and not count.name.startswith("idle_")]
+        assert [trace.counts[name] for name in work] == [free.counts[name] for name in work]
+    assert len({trace.counts["cycles"] for trace in stalled}) > 1
+
+
+def from_zero(program):
+    """The same program without biases: sums start from zero."""
+
+    def started(each):
+        zero = isinstance(each, Tile) and each.init is Init.SOURCE
+        return dataclasses.replace(each, init=Init.ZERO) if zero else each
+
+    return program.replace(instructions=tuple(map(started, program.instructions)))
+
+
+def without_tiles(program):
+    """Only the cell state is sent."""
+    (state,) = (each for each in program.instructions if isinstance(each, Post) and each.update is Update.STATE)
+    return program.replace(instructions=(state, Halt()), steps=0)
+
+
+def test_what_no_schedule_uses_yet_keeps_the_contract_too():
+    alterations = (by_rows, from_zero, lambda program: by_rows(from_zero(program)))
+    runs = [run_of(tiny_case(schedule=schedule), alter) for schedule in SCHEDULES for alter in alterations]
+    for run, trace in zip(runs, simulate(*runs), strict=True):
+        assert_as_predicted(run, trace)
+
+
+def test_program_without_tiles_ends_when_its_last_beat_has_left():
+    run = run_of(tiny_case(), without_tiles)
+    (trace,) = simulate(dataclasses.replace(run, inputs=run.inputs[:0]))
+    assert trace.cell.tobytes() == run.program.cell[:21].tobytes()
+    assert (trace.output_cycles.tolist(), trace.counts) == (run.timing.output_cycles.tolist(), run.timing.counts)
+
+
+# The comparison can fail: the RTL runs something else than was predicted.
+
+
+def with_sign(values: np.ndarray) -> np.ndarray:
+    """A copy in which one bit is wrong: the sign of the largest value. Weights are float16 in integers."""
+    copy = values.copy()
+    numbers = copy.view({2: np.float16, 4: np.float32}[copy.itemsize]).reshape(-1)
+    numbers[np.argmax(np.abs(numbers))] *= -1
+    return copy
+
+
+def with_image(name):
+    return lambda run: dataclasses.replace(run, program=run.program.replace(**{name: with_sign(getattr(run.program, name))}))
+
+
+ALTERATIONS = {
+    **{name: (with_image(name), "hidden values differ") for name in ("weights", "accumulators", "hidden", "cell")},
+    "inputs": (lambda run: dataclasses.replace(run, inputs=with_sign(run.inputs)), "hidden values differ"),
+    # The same values in other cycles.
+    "walk": (lambda run: dataclasses.replace(run, program=by_rows(run.program)), "output beats differ in cycle"),
+}
+
+
+def test_anything_wrong_in_the_rtl_is_a_mismatch(monkeypatch):
+    simulate_runs = bench.simulate
+    alterations = [alter for alter, _ in ALTERATIONS.values()]
+
+    def simulate_altered(machine, runs, progress):
+        return simulate_runs(machine, [alter(run) for alter, run in zip(alterations, runs, strict=True)])
+
+    monkeypatch.setattr(bench, "simulate", simulate_altered)
+    outcomes = check([tiny_case()] * len(alterations))
+    for (what, (_, message)), outcome in zip(ALTERATIONS.items(), outcomes, strict=True):
+        assert outcome.mismatch is not None and message in outcome.mismatch, what
+
+
+def test_any_prediction_that_is_off_by_one_is_a_mismatch(monkeypatch):
+    case = tiny_case()
+    (trace,) = simulate(run_of(case))
+    monkeypatch.setattr(bench, "simulate", lambda machine, runs, progress: [trace])
+    assert [outcome.mismatch for outcome in check([case])] == [None]
+    timing = case.plan().timing
+    late = timing.output_cycles + (np.arange(len(timing.output_cycles)) == 7)
+    # Saturations are predicted by the numerics.
+    names = [count.name for count in Count if count is not Count.saturations]
+    wrong = {name: dataclasses.replace(timing, counts=timing.counts | {name: timing.counts[name] + 1}) for name in names}
+    make_plan = Case.plan
+    for name, prediction in {**wrong, "beat": dataclasses.replace(timing, output_cycles=late)}.items():
+
+        def plan_with(case, prediction=prediction):
+            planned = make_plan(case)
+            planned.__dict__["timing"] = prediction  # where the cached property keeps it
+            return planned
+
+        monkeypatch.setattr(Case, "plan", plan_with)
+        (outcome,) = check([case])
+        assert outcome.mismatch is not None, name
