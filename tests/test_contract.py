@@ -15,7 +15,7 @@ from sharp.model.compiler import SCHEDULES
 from sharp.model.network import LayerShape
 from sharp.model.planner import plan
 from sharp.model.program import Halt, Init, Post, Tile, Update
-from sharp.model.timing import Count, predict
+from sharp.model.timing import Contract, Count, predict
 from sharp.sim import bench
 from sharp.sim.verification import Case, check, random_cases
 
@@ -147,6 +147,40 @@ def test_program_without_tiles_ends_when_its_last_beat_has_left():
     (trace,) = simulate(dataclasses.replace(run, inputs=run.inputs[:0]))
     assert trace.cell.tobytes() == run.program.cell[:21].tobytes()
     assert (trace.output_cycles.tolist(), trace.counts) == (run.timing.output_cycles.tolist(), run.timing.counts)
+
+
+def with_more_tiles(program, *changes):
+    """The program with tile instructions after everything else, which wait for nothing and whose sums nobody reads."""
+    last = [each for each in program.instructions if isinstance(each, Tile)][-1]
+    free = dataclasses.replace(last, init=Init.ACCUMULATE, column=0, weight=0, wait=False, advance=0, complete=False)
+    more = [dataclasses.replace(free, **each) for each in changes]
+    return program.replace(instructions=(*program.instructions[:-1], *more, Halt()))
+
+
+def test_tiles_of_different_heights_wait_for_sums_that_they_share():
+    # On groups 2 and 3 together, on 3, on both, on 2, on 3: all but the first and the last start on sums of the cycle before.
+    pair, upper, lower = dict(tap=1, rows=8, columns=2, accumulator=2), dict(tap=0, accumulator=3), dict(tap=0, accumulator=2)
+    one = dict(rows=4, columns=4)
+    plain = run_of(tiny_case())
+    run = run_of(tiny_case(), lambda program: with_more_tiles(program, pair, upper | one, pair, lower | one, upper | one))
+    assert run.timing.counts["idle_accumulator"] == plain.timing.counts["idle_accumulator"] + 3
+    (trace,) = simulate(run)
+    assert_as_predicted(run, trace)
+
+
+def test_what_lies_beyond_a_vector_is_not_multiplied():
+    # 11 elements end within a tile; behind them lies what an earlier run left, and a weight of zero times infinity is no number.
+    longer, case = run_of(tiny_case(inputs=17)), tiny_case(inputs=11)
+    _, trace = simulate(dataclasses.replace(longer, inputs=np.full_like(longer.inputs, np.inf)), run_of(case))
+    assert_as_predicted(run_of(case), trace)
+
+
+def test_run_ends_when_the_last_sums_are_stored():
+    # 84 rows by 20 columns take more cycles than a cell state needs to leave.
+    run = run_of(tiny_case(), lambda program: with_more_tiles(program, dict(rows=84, columns=20)))
+    assert run.timing.counts["idle_drained"] == Contract(tiny_machine()).complete_cycles
+    (trace,) = simulate(run)
+    assert_as_predicted(run, trace)
 
 
 # The comparison can fail: the RTL runs something else than was predicted.

@@ -16,6 +16,7 @@ from sharp.rtl.memory import MEMORY_VERILOG
 from sharp.rtl.top import SLICES, TOP_MODULE, Space, convert, program_pieces
 from sharp.sim.bench import PUBLIC_PORTS
 from sharp.sim.toolchain import find_toolchain
+from sharp.sim.verilator import cache_folder, without_white_space
 
 # What Verilator's strictest lint may say of Verilog that Amaranth and Yosys write; each is the way they write, not a fault.
 TOLERATED = {
@@ -37,7 +38,7 @@ def tiny():
 
 def lint(files, folder) -> list[str]:
     """Return the kinds of warnings and errors that Verilator's lint finds."""
-    toolchain = find_toolchain()
+    toolchain = without_white_space(find_toolchain(), cache_folder())
     for name, text in files.items():
         (folder / name).write_text(text)
     command = [str(toolchain.verilator.executable), "--lint-only", "-Wall", "--top-module", TOP_MODULE, *files]
