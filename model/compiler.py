@@ -10,6 +10,7 @@ own step. All walk columns first, so that the newest elements of h are needed la
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -60,7 +61,12 @@ class Region:
 
     def tiles(self, machine: Machine) -> tuple[int, int]:
         """Return (blocks of rows, tiles of columns)."""
-        return -(-self.rows // (machine.tile_rows.min << self.tap)), -(-self.columns // (machine.slices >> self.tap))
+        height, width = machine.tile_shape(self.tap)
+        return -(-self.rows // height), -(-self.columns // width)
+
+    def count(self, machine: Machine) -> int:
+        """Return the number of tiles."""
+        return prod(self.tiles(machine))
 
 
 def cover(machine: Machine, part: Part, row: int, rows: int, columns: int, tap: int) -> list[Region]:
@@ -73,30 +79,26 @@ def cover(machine: Machine, part: Part, row: int, rows: int, columns: int, tap: 
     @cache
     def tiled(row: int, rows: int, column: int, columns: int, tap: int, depth: int) -> tuple[int, tuple[Region, ...]]:
         """Return the tiles and regions of a rectangle whose upper left corner is tiled with `tap`."""
-        height, width = machine.tile_rows.min << tap, machine.slices >> tap
+        height, width = machine.tile_shape(tap)
         whole_rows, whole_columns = rows - rows % height, columns - columns % width
         full = Region(part, row, rows, column, columns, tap)
-        choices = [(_count(machine, full), (full,))]
+        choices = [(full.count(machine), (full,))]
         for main_rows in {whole_rows, rows} - {0} if depth else ():
             for main_columns in {whole_columns, columns} - {0}:
                 main = Region(part, row, main_rows, column, main_columns, tap)
                 right, rights = best(row, main_rows, column + main_columns, columns - main_columns, depth - 1)
                 below, belows = best(row + main_rows, rows - main_rows, column, columns, depth - 1)
-                choices.append((_count(machine, main) + right + below, (main, *rights, *belows)))
+                choices.append((main.count(machine) + right + below, (main, *rights, *belows)))
         return min(choices, key=lambda choice: (choice[0], len(choice[1])))
 
     def best(row: int, rows: int, column: int, columns: int, depth: int) -> tuple[int, tuple[Region, ...]]:
         if not rows or not columns:
             return 0, ()
-        aligned = [tap for tap in range(taps) if row % (machine.tile_rows.min << tap) == 0 and column % (machine.slices >> tap) == 0]
+        shapes = map(machine.tile_shape, range(taps))
+        aligned = [tap for tap, (height, width) in enumerate(shapes) if row % height == 0 and column % width == 0]
         return min((tiled(row, rows, column, columns, tap, depth) for tap in aligned), key=lambda choice: (choice[0], len(choice[1])))
 
     return list(tiled(row, rows, 0, columns, tap, EDGE_DEPTH)[1])
-
-
-def _count(machine: Machine, region: Region) -> int:
-    blocks, column_tiles = region.tiles(machine)
-    return blocks * column_tiles
 
 
 def _with_tail(machine: Machine, regions: list[Region], columns: int, tiling: Tiling) -> list[Region]:
@@ -109,9 +111,10 @@ def _with_tail(machine: Machine, regions: list[Region], columns: int, tiling: Ti
         if region.column + region.columns < columns or column_tiles <= tiling.tail_columns or blocks <= tiling.tail_blocks:
             split.append(region)
             continue
-        head = (column_tiles - tiling.tail_columns) * (machine.slices >> region.tap)
+        height, width = machine.tile_shape(region.tap)
+        head = (column_tiles - tiling.tail_columns) * width
         split.append(replace(region, columns=head))
-        rows = tiling.tail_blocks * (machine.tile_rows.min << region.tap)
+        rows = tiling.tail_blocks * height
         for first in range(0, region.rows, rows):
             size = min(rows, region.rows - first)
             split.append(replace(region, row=region.row + first, rows=size, column=region.column + head, columns=region.columns - head))
@@ -174,7 +177,7 @@ class _Generator:
         placed = []
         for region in regions:
             placed.append(replace(region, weight=self.weight_words))
-            self.weight_words += _count(machine, region)
+            self.weight_words += region.count(machine)
         return placed
 
     def tiles(self, regions: list[Region], *, base: int, step: int, starts: bool, consume: bool = True) -> list[Instruction]:
@@ -392,10 +395,10 @@ def load(
     machine, neurons = program.machine, program.neurons
     gate_rows = _packed_rows(layout, neurons)
     kernels = {"input": _quantise(input_kernel), "hidden": _quantise(recurrent_kernel)}
-    words = max(region.weight + _count(machine, region) for region in regions)
+    words = max(region.weight + region.count(machine) for region in regions)
     weights = np.zeros((words, machine.slices, machine.tile_rows.min), np.uint16)
     for region in regions:
-        weights[region.weight :][: _count(machine, region)] = _tile(machine, region, kernels[region.part], gate_rows)
+        weights[region.weight :][: region.count(machine)] = _tile(machine, region, kernels[region.part], gate_rows)
     accumulators = np.zeros(layout.padded_rows, np.float32)
     filled = gate_rows >= 0
     # A bias of -0 would let the sign of a zero sum depend on padding; adding +0 makes it +0.
@@ -425,7 +428,7 @@ def _packed_rows(layout: Layout, neurons: int) -> np.ndarray:
 def _tile(machine: Machine, region: Region, kernel: np.ndarray, gate_rows: np.ndarray) -> np.ndarray:
     """Return uint16[tiles, slices, tile_rows.min]: the region's weights, zero-padded, in issue order (columns outer)."""
     blocks, column_tiles = region.tiles(machine)
-    height, width = machine.tile_rows.min << region.tap, machine.slices >> region.tap
+    height, width = machine.tile_shape(region.tap)
     padded = np.zeros((blocks * height, column_tiles * width), np.float16)
     rows = gate_rows[region.row : region.row + region.rows]
     padded[: region.rows, : region.columns] = kernel[rows, region.column : region.column + region.columns]

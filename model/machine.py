@@ -21,7 +21,9 @@ Count = Annotated[int, Field(ge=1)]
 # Multipliers of a unit of the engine. Larger ones cross fewer boundaries in simulation, but compile longer.
 CLUSTER_MACS = 64
 
-Stages = Annotated[int, Field(ge=1, le=8)]
+MAX_STAGES = 8  # of a pipeline
+
+Stages = Annotated[int, Field(ge=1, le=MAX_STAGES)]
 
 
 def _require_power_of_two(name: str, value: int) -> None:
@@ -139,7 +141,7 @@ class Machine(Schema):
     @property
     def tile_heights(self) -> tuple[int, ...]:
         """Every legal K, ascending."""
-        return tuple(self.tile_rows.min << tap for tap in range(self.row_groups.bit_length()))
+        return tuple(self.tile_shape(tap)[0] for tap in range(self.row_groups.bit_length()))
 
     @property
     def weight_word_bytes(self) -> int:
@@ -163,6 +165,10 @@ class Machine(Schema):
     def load_bits(self) -> int:
         """Width of the port that loads weights, biases, states and programs."""
         return max(16 * self.tile_rows.min, 32 * self.lanes, 64)
+
+    def tile_shape(self, tap: int) -> tuple[int, int]:
+        """Rows K and columns N of a tile at a tap of the tree, 0 its root."""
+        return self.tile_rows.min << tap, self.slices >> tap
 
     def columns(self, rows: int) -> int:
         """Columns N of a tile of `rows` rows."""

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import prod
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -25,7 +24,10 @@ TAIL_COLUMNS, TAIL_BLOCKS = (1, 2, 3, 4, 6, 8), (1, 2, 4)
 
 @dataclass(frozen=True)
 class Plan:
-    """A layer's program on a machine for a number of steps, without weights, and its predicted timing."""
+    """A layer's program on a machine for a number of steps, without weights, and its predicted timing.
+
+    `shape` has no name and no direction: neither makes a difference here.
+    """
 
     machine: Machine
     shape: LayerShape
@@ -64,8 +66,13 @@ class Plan:
 def plan(machine: Machine, shape: LayerShape, *, steps: int, schedule: str, tile: int | Tiling | None) -> Plan:
     """Compile `shape` for `machine`; a `tile` of None takes the tiling with the fewest predicted cycles.
 
-    Raises as `compile_layer`.
+    Layers that differ in name and direction alone share one plan, also between calls. Raises as `compile_layer`.
     """
+    return _planned(machine, replace(shape, name="", reverse=False), steps, schedule, tile)
+
+
+@lru_cache(maxsize=64)
+def _planned(machine: Machine, shape: LayerShape, steps: int, schedule: str, tile: int | Tiling | None) -> Plan:
     if tile is not None:
         return _plan(machine, shape, steps, schedule, tile)
     best = _best(machine, shape, steps, schedule, _heights(machine, shape))
@@ -86,7 +93,7 @@ def _heights(machine: Machine, shape: LayerShape) -> list[Tiling]:
 
     def fewest(part: Part, columns: int) -> list[int]:
         covers = [cover(machine, part, 0, rows, columns, tap) for tap in range(len(heights))]
-        tiles = [sum(prod(region.tiles(machine)) for region in regions) for regions in covers]
+        tiles = [sum(region.count(machine) for region in regions) for regions in covers]
         return [height for _, height in sorted(zip(tiles, heights, strict=True))][:2]
 
     pairs = [(first, second) for first in fewest("input", shape.inputs) for second in fewest("hidden", shape.hidden)]

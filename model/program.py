@@ -197,10 +197,10 @@ class Tile(Instruction):
         return -(-self.columns // self.width(machine))
 
     def height(self, machine: Machine) -> int:
-        return machine.tile_rows.min << self.tap
+        return machine.tile_shape(self.tap)[0]
 
     def width(self, machine: Machine) -> int:
-        return machine.slices >> self.tap
+        return machine.tile_shape(self.tap)[1]
 
 
 @dataclass(frozen=True, kw_only=True)

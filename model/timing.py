@@ -119,8 +119,8 @@ def predict(program: Program) -> Timing:
     """Predict the run of `program` on its machine."""
     machine, contract = program.machine, Contract(program.machine)
     executed = list(program.executed())
-    rows: dict[int, np.ndarray] = {}
-    table = np.array([rows[id(each)] if id(each) in rows else rows.setdefault(id(each), _row(each)) for each in executed])
+    rows = {id(each): _row(each) for each in program.instructions}
+    table = np.array([rows[id(each)] for each in executed])
     tiles = [each for each in executed if isinstance(each, Tile)]
     posts = [each for each in executed if isinstance(each, Post)]
     blocks = sum(tile.blocks(machine) for tile in tiles if tile.complete)
@@ -152,55 +152,15 @@ def predict(program: Program) -> Timing:
     return Timing(named, outputs[:emitted], tile_spans, post_spans, input_spans)
 
 
-# Columns of the table that `_walk` reads: the union of all fields.
-_COLUMNS = {name: index for index, name in enumerate(dict.fromkeys(name for fields in FIELDS.values() for name, _ in fields))}
+# The columns of the table that `_walk` reads: the union of all instructions' fields.
+Field = IntEnum("Field", list(dict.fromkeys(name for fields in FIELDS.values() for name, _ in fields)), start=0)
 
 
 def _row(instruction) -> np.ndarray:
-    row = np.zeros(len(_COLUMNS), np.int64)
+    row = np.zeros(len(Field), np.int64)
     for name, _ in FIELDS[instruction.opcode]:
-        row[_COLUMNS[name]] = getattr(instruction, name)
+        row[Field[name]] = getattr(instruction, name)
     return row
-
-
-# Numba reads module constants as compile-time integers.
-_OPCODE, _COUNT = _COLUMNS["opcode"], _COLUMNS["count"]
-_SLOTS, _ELEMENTS = _COLUMNS["slots"], _COLUMNS["elements"]
-_TAP, _OUTER, _INIT, _COMPLETE, _OPERAND = (_COLUMNS[name] for name in ("tap", "columns_outer", "init", "complete", "operand"))
-_WAIT, _CHANNEL, _CURSOR, _ADVANCE = (_COLUMNS[name] for name in ("wait", "channel", "cursor", "advance"))
-_COLUMN, _ROWS, _WIDTH, _ACCUMULATOR, _SOURCE = (_COLUMNS[name] for name in ("column", "rows", "columns", "accumulator", "source"))
-_UPDATE, _STRIDE, _NEURONS, _SIGNAL, _EMIT, _FENCE = (_COLUMNS[name] for name in ("update", "stride", "neurons", "signal", "emit", "fence"))
-_OP_HALT, _OP_INPUT, _OP_TILE, _OP_POST = int(Opcode.HALT), int(Opcode.INPUT), int(Opcode.TILE), int(Opcode.POST)
-_INIT_ZERO, _INIT_SOURCE = int(Init.ZERO), int(Init.SOURCE)
-_OPERAND_INPUT, _INPUT_CHANNEL = int(Operand.INPUT), INPUT_CHANNEL
-_INTERLEAVED, _GATE, _BUFFER = int(Source.INTERLEAVED), int(Source.GATE), int(Source.BUFFER)
-_KEEP, _LSTM, _STATE = int(Update.KEEP), int(Update.LSTM), int(Update.STATE)
-(
-    _C_CYCLES,
-    _C_TILES,
-    _C_TILE_ROWS,
-    _C_ACTIVE,
-    _C_INPUT_READS,
-    _C_HIDDEN_READS,
-    _C_ACCUMULATOR_READS,
-    _C_BIAS_READS,
-    _C_INSTRUCTIONS,
-    _C_INPUT_WRITES,
-    _C_DRAINED,
-    _C_GATE_ACTIVATIONS,
-    _C_GATE_WRITES,
-    _C_GATE_READS,
-    _C_CELL_UPDATES,
-    _C_CELL_READS,
-    _C_HIDDEN_WRITES,
-    _C_OUTPUTS,
-    _C_SATURATIONS,
-    _C_IDLE_PROGRAM,
-    _C_IDLE_INPUT,
-    _C_IDLE_HIDDEN,
-    _C_IDLE_ACCUMULATOR,
-    _C_IDLE_DRAINED,
-) = (int(count) for count in Count)
 
 
 @njit(cache=True)
@@ -237,38 +197,38 @@ def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_s
 
     for line in range(len(table)):
         row = table[line]
-        opcode = row[_OPCODE]
+        opcode = row[Field.opcode]
         fetch += 1
-        if opcode == _OP_TILE and tile_index >= tile_queue:
+        if opcode == Opcode.TILE and tile_index >= tile_queue:
             fetch = max(fetch, tile_pops[tile_index - tile_queue] + 1)
-        if opcode == _OP_POST and post_index >= post_queue:
+        if opcode == Opcode.POST and post_index >= post_queue:
             fetch = max(fetch, post_pops[post_index - post_queue] + 1)
-        counts[_C_INSTRUCTIONS] += 1
-        if opcode == _OP_INPUT:
-            input_ready, input_elements, input_slots, input_count = fetch + 1, row[_ELEMENTS], row[_SLOTS], row[_COUNT]
+        counts[Count.instructions] += 1
+        if opcode == Opcode.INPUT:
+            input_ready, input_elements, input_slots, input_count = fetch + 1, row[Field.elements], row[Field.slots], row[Field.count]
             beat_next = max(beat_next, input_ready)
-        elif opcode == _OP_TILE:
+        elif opcode == Opcode.TILE:
             pop = max(fetch + 1, tile_last)
             tile_pops[tile_index] = pop
             idle_program += pop - tile_last
-            height = least_rows << row[_TAP]
+            height = least_rows << row[Field.tap]
             width = macs // height
-            size = 1 << row[_TAP]
-            block_count = -(-row[_ROWS] // height)
-            column_count = -(-row[_WIDTH] // width)
+            size = 1 << row[Field.tap]
+            block_count = -(-row[Field.rows] // height)
+            column_count = -(-row[Field.columns] // width)
             issue = pop
             for index in range(block_count * column_count):
-                if row[_OUTER]:
+                if row[Field.columns_outer]:
                     column, block = index // block_count, index % block_count
                 else:
                     block, column = index // column_count, index % column_count
                 earliest = issue + 1
                 ready = earliest
-                active_columns = min(width, row[_WIDTH] - column * width)
-                if row[_WAIT]:
-                    cursor, channel = row[_CURSOR], row[_CHANNEL]
-                    need = cursor_base[cursor] + row[_COLUMN] + column * width + active_columns
-                    if channel == _INPUT_CHANNEL:
+                active_columns = min(width, row[Field.columns] - column * width)
+                if row[Field.wait]:
+                    cursor, channel = row[Field.cursor], row[Field.channel]
+                    need = cursor_base[cursor] + row[Field.column] + column * width + active_columns
+                    if channel == INPUT_CHANNEL:
                         # Received vectors are logged lazily: each waits for the slot that an earlier tile frees.
                         while input_total < need:
                             if vectors_received >= input_count:
@@ -293,32 +253,32 @@ def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_s
                                 return -1
                         cursor_pointer[cursor] = pointer
                         ready = max(ready, channel_cycle[channel, pointer])
-                start = row[_ACCUMULATOR] + block * size
+                start = row[Field.accumulator] + block * size
                 free = ready
                 first_column = column == 0
-                if not (first_column and row[_INIT] == _INIT_ZERO):
-                    read = row[_SOURCE] + block * size if first_column and row[_INIT] == _INIT_SOURCE else start
+                if not (first_column and row[Field.init] == Init.ZERO):
+                    read = row[Field.source] + block * size if first_column and row[Field.init] == Init.SOURCE else start
                     for other in range(accumulate_cycles):
                         if recent_start[other] < read + size and read < recent_start[other] + recent_size[other]:
                             free = max(free, recent_cycle[other] + accumulate_cycles)
-                    counts[_C_ACCUMULATOR_READS] += height
-                    if first_column and row[_INIT] == _INIT_SOURCE:
-                        counts[_C_BIAS_READS] += height
-                waited = _C_IDLE_INPUT if row[_OPERAND] == _OPERAND_INPUT else _C_IDLE_HIDDEN
+                    counts[Count.accumulator_reads] += height
+                    if first_column and row[Field.init] == Init.SOURCE:
+                        counts[Count.bias_reads] += height
+                waited = Count.idle_input if row[Field.operand] == Operand.INPUT else Count.idle_hidden
                 counts[waited] += ready - earliest
-                counts[_C_IDLE_ACCUMULATOR] += free - ready
+                counts[Count.idle_accumulator] += free - ready
                 issue = free
                 recent_cycle[recent_next], recent_start[recent_next], recent_size[recent_next] = issue, start, size
                 recent_next = (recent_next + 1) % accumulate_cycles
-                active_rows = min(height, row[_ROWS] - block * height)
-                if row[_COMPLETE] and column == column_count - 1:
+                active_rows = min(height, row[Field.rows] - block * height)
+                if row[Field.complete] and column == column_count - 1:
                     row_total[rows_logged + 1] = row_total[rows_logged] + active_rows
                     rows_logged += 1
                     row_cycle[rows_logged] = issue + complete_cycles
-                counts[_C_TILES] += 1
-                counts[_C_TILE_ROWS] += height
-                counts[_C_ACTIVE] += active_rows * active_columns
-                counts[_C_INPUT_READS if row[_OPERAND] == _OPERAND_INPUT else _C_HIDDEN_READS] += width
+                counts[Count.tiles] += 1
+                counts[Count.tile_rows] += height
+                counts[Count.active_macs] += active_rows * active_columns
+                counts[Count.input_reads if row[Field.operand] == Operand.INPUT else Count.hidden_reads] += width
                 if index == 0:
                     tile_spans[tile_index, 0] = issue
             tile_last = issue
@@ -326,51 +286,51 @@ def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_s
             tile_spans[tile_index, 2] = block_count * column_count
             tile_spans[tile_index, 3] = line
             tile_index += 1
-            if row[_ADVANCE]:
-                cursor_base[row[_CURSOR]] += row[_ADVANCE]
-                if row[_OPERAND] == _OPERAND_INPUT:
+            if row[Field.advance]:
+                cursor_base[row[Field.cursor]] += row[Field.advance]
+                if row[Field.operand] == Operand.INPUT:
                     freed[vectors_freed] = tile_last
                     vectors_freed += 1
-        elif opcode == _OP_POST:
+        elif opcode == Opcode.POST:
             pop = max(fetch + 1, post_last)
             post_pops[post_index] = pop
             issue = pop
-            left = row[_NEURONS]
-            source, update = row[_SOURCE], row[_UPDATE]
+            left = row[Field.neurons]
+            source, update = row[Field.source], row[Field.update]
             group = 0
             while left > 0:
-                taken = min(left, 1 << row[_STRIDE])
+                taken = min(left, 1 << row[Field.stride])
                 issue += 1
-                if update != _STATE and source != _BUFFER:
-                    rows = 4 * taken if source == _INTERLEAVED else taken
+                if update != Update.STATE and source != Source.BUFFER:
+                    rows = 4 * taken if source == Source.INTERLEAVED else taken
                     rows_taken += rows
                     while row_pointer > rows_logged or row_total[row_pointer] < rows_taken:
                         row_pointer += 1
                         if row_pointer > rows_logged:
                             return -1
                     issue = max(issue, row_cycle[row_pointer])
-                    counts[_C_DRAINED] += rows
-                    counts[_C_GATE_ACTIVATIONS] += rows
-                    if source == _GATE:
-                        counts[_C_GATE_WRITES] += taken
-                if row[_FENCE] and group == 0 and group_last >= 0:
+                    counts[Count.drained_rows] += rows
+                    counts[Count.gate_activations] += rows
+                    if source == Source.GATE:
+                        counts[Count.gate_writes] += taken
+                if row[Field.fence] and group == 0 and group_last >= 0:
                     issue = max(issue, group_last + update_cycles)
-                if row[_EMIT]:
+                if row[Field.emit]:
                     if emitted >= output_queue:
                         issue = max(issue, outputs[emitted - output_queue] + 1)
                     outputs[emitted] = issue + update_cycles
                     emitted += 1
-                    counts[_C_OUTPUTS] += taken
+                    counts[Count.outputs] += taken
                 group_last = issue
-                if update == _LSTM:
-                    counts[_C_CELL_UPDATES] += taken
-                    counts[_C_HIDDEN_WRITES] += taken
-                    if source == _BUFFER:
-                        counts[_C_GATE_READS] += 4 * taken
-                if update != _KEEP:
-                    counts[_C_CELL_READS] += taken
-                if row[_SIGNAL]:
-                    channel = row[_CHANNEL]
+                if update == Update.LSTM:
+                    counts[Count.cell_updates] += taken
+                    counts[Count.hidden_writes] += taken
+                    if source == Source.BUFFER:
+                        counts[Count.gate_reads] += 4 * taken
+                if update != Update.KEEP:
+                    counts[Count.cell_reads] += taken
+                if row[Field.signal]:
+                    channel = row[Field.channel]
                     entry = channel_logged[channel] + 1
                     channel_total[channel, entry] = channel_total[channel, entry - 1] + taken
                     channel_cycle[channel, entry] = issue + update_cycles
@@ -401,10 +361,10 @@ def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_s
     if group_last >= 0:
         end = max(end, group_last + update_cycles)
     end = max(end, beat_next)
-    counts[_C_CYCLES] = end + 1
-    counts[_C_INPUT_WRITES] = input_total
+    counts[Count.cycles] = end + 1
+    counts[Count.input_writes] = input_total
     # After the last tile: fetching until the halt has been seen, drained after that.
     idle_program += max(0, fetch - tile_last)
-    counts[_C_IDLE_PROGRAM] = idle_program
-    counts[_C_IDLE_DRAINED] = end - max(fetch, tile_last)
+    counts[Count.idle_program] = idle_program
+    counts[Count.idle_drained] = end - max(fetch, tile_last)
     return emitted

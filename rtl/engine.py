@@ -5,6 +5,8 @@ gives the 2**tap nodes of a tree level; a group takes the node that is its own n
 start at any multiple of its height. Every tap is delayed to the depth of the whole tree: the latency does not depend on K.
 """
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Cat, Module, Signal, unsigned
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
@@ -14,7 +16,7 @@ from sharp.model.machine import Machine
 from sharp.model.timing import Contract
 
 from .pipeline import delay
-from .slices import AccumulatorSlice, AddNode, Bank, add_level, place
+from .slices import AccumulatorSlice, AddNode, Bank, add_level, place, place_columns
 
 
 
@@ -69,18 +71,16 @@ class TileEngine(wiring.Component):
         machine, contract = self.machine, Contract(self.machine)
         taps = len(machine.tile_heights)
 
-        nodes = []
-        for index in range(machine.row_groups):
-            unit = place(m, f"bank_{index}", Bank, machine)
-            first, size = index * machine.bank_slices, machine.bank_slices
-            m.d.comb += [
-                unit.load_address.eq(self.load_address),
-                unit.load_data.eq(self.load_data),
-                unit.weight_address.eq(self.tile.weight),
-                unit.scalar.eq(self.scalars[16 * first : 16 * (first + size)]),
-            ]
-            m.d.comb += [unit.load_enable[each].eq(self.load_weight & (self.load_slice == first + each)) for each in range(size)]
-            nodes.append(unit.product)
+        enables = Signal(machine.slices)
+        m.d.comb += enables.eq(self.load_weight << self.load_slice)
+        whole = SimpleNamespace(
+            load_enable=enables,
+            load_address=self.load_address,
+            load_data=self.load_data,
+            weight_address=self.tile.weight,
+            scalar=self.scalars,
+        )
+        nodes = place_columns(m, Bank, machine, machine.row_groups, whole)
 
         # tapped[tap][node]: the nodes of a tap at the time of the tree's root.
         tapped = {}

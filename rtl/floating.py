@@ -13,10 +13,9 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from sharp.model.arithmetic import CELL_LIMIT
+from sharp.model.machine import MAX_STAGES
 
 from .pipeline import delay
-
-MAX_LATENCY = 8
 
 _NAN = 0x7FC00000
 _INFINITE_EXPONENT = C(255, 8)
@@ -27,8 +26,8 @@ class Unit(wiring.Component):
     """Base of units: a component with a latency."""
 
     def __init__(self, members: dict, *, latency: int):
-        if latency not in range(1, MAX_LATENCY + 1):
-            raise ValueError(f"latency must be 1 to {MAX_LATENCY} cycles, not {latency!r}")
+        if latency not in range(1, MAX_STAGES + 1):
+            raise ValueError(f"latency must be 1 to {MAX_STAGES} cycles, not {latency!r}")
         self.latency = latency
         super().__init__(members)
 

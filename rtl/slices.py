@@ -142,20 +142,8 @@ class Cluster(Slice):
 
     def elaborate(self, platform):
         m = Module()
-        nodes = []
-        for index in range(self.machine.cluster_slices):
-            unit = place(m, f"vector_scalar_{index}", VectorScalarSlice, self.machine)
-            m.d.comb += [
-                unit.load_enable.eq(self.load_enable[index]),
-                unit.load_address.eq(self.load_address),
-                unit.load_data.eq(self.load_data),
-                unit.weight_address.eq(self.weight_address),
-                unit.scalar.eq(self.scalar.word_select(index, 16)),
-            ]
-            nodes.append(unit.product)
-        while len(nodes) > 1:
-            nodes = add_level(m, nodes, AddSlice, self.machine)
-        m.d.comb += self.product.eq(nodes[0])
+        nodes = place_columns(m, VectorScalarSlice, self.machine, self.machine.cluster_slices, self)
+        m.d.comb += self.product.eq(add_up(m, nodes, AddSlice, self.machine))
         return m
 
 
@@ -191,28 +179,39 @@ class Bank(Slice):
 
     def elaborate(self, platform):
         m = Module()
-        size = self.machine.cluster_slices
-        nodes = []
-        for index in range(self.machine.bank_slices // size):
-            unit = place(m, f"cluster_{index}", Cluster, self.machine)
-            mine = slice(index * size, (index + 1) * size)
-            m.d.comb += [
-                unit.load_enable.eq(self.load_enable[mine]),
-                unit.load_address.eq(self.load_address),
-                unit.load_data.eq(self.load_data),
-                unit.weight_address.eq(self.weight_address),
-                unit.scalar.eq(self.scalar[16 * mine.start : 16 * mine.stop]),
-            ]
-            nodes.append(unit.product)
-        while len(nodes) > 1:
-            nodes = add_level(m, nodes, AddNode, self.machine)
-        m.d.comb += self.product.eq(nodes[0])
+        nodes = place_columns(m, Cluster, self.machine, self.machine.bank_slices // self.machine.cluster_slices, self)
+        m.d.comb += self.product.eq(add_up(m, nodes, AddNode, self.machine))
         return m
 
 
 def _summed_members(machine: Machine, slices: int) -> dict:
     """Return the interface of `slices` vector-scalar slices whose products are added up."""
     return VectorScalarSlice.members(machine) | {"load_enable": In(unsigned(slices)), "scalar": In(unsigned(16 * slices))}
+
+
+def place_columns(m: Module, kind: type[Slice], machine: Machine, count: int, source) -> list[Signal]:
+    """Place `count` units of slices side by side over the columns of `source`, which has their members for all; return their products."""
+    products = []
+    slices = len(source.load_enable) // count
+    for index in range(count):
+        unit = place(m, f"{kind.MODULE.removeprefix('sharp_')}_{index}", kind, machine)
+        first, last = index * slices, (index + 1) * slices
+        m.d.comb += [
+            unit.load_enable.eq(source.load_enable[first:last]),
+            unit.load_address.eq(source.load_address),
+            unit.load_data.eq(source.load_data),
+            unit.weight_address.eq(source.weight_address),
+            unit.scalar.eq(source.scalar[16 * first : 16 * last]),
+        ]
+        products.append(unit.product)
+    return products
+
+
+def add_up(m: Module, nodes: list[Signal], kind: type[Slice], machine: Machine) -> Signal:
+    """Place a whole add-reduce tree over `nodes`; return its root."""
+    while len(nodes) > 1:
+        nodes = add_level(m, nodes, kind, machine)
+    return nodes[0]
 
 
 def add_level(m: Module, nodes: list, kind: type[Slice], machine: Machine) -> list:
@@ -280,10 +279,9 @@ class AccumulatorSlice(Slice):
         s_write = delay(m, a_write, cycles, name="s_write")
         s_sum = Signal(32 * rows)
         stored = Signal(32 * rows)
-        drained = Signal(32 * rows)
         for part in range(2):
             bits = slice(part * half, (part + 1) * half)
-            for reader, address, data in (("sum", self.read_address, stored), ("drain", self.drain_address, drained)):
+            for reader, address, data in (("sum", self.read_address, stored), ("drain", self.drain_address, self.drain_data)):
                 m.submodules[f"{reader}_rows_{part}"] = memory = Memory(
                     depth=self.machine.accumulator_depth, lane_bits=half, transparent=True
                 )
@@ -294,7 +292,6 @@ class AccumulatorSlice(Slice):
                     memory.read_address.eq(address),
                     data[bits].eq(memory.read_data),
                 ]
-        m.d.comb += self.drain_data.eq(drained)
 
         node = Signal(32 * rows)
         with m.Switch(a_tap):

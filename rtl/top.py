@@ -15,11 +15,12 @@ from sharp.model.machine import Machine
 from sharp.model.program import CHANNELS, INPUT_CHANNEL, WORD_BITS, Operand, Source, Update
 from sharp.model.timing import Contract, Count
 
+from .activation import FUNCTION_BITS
 from .counters import COUNTER_BITS, STEP_BITS, Counters
 from .drain import Drain
 from .engine import TileEngine
 from .fetch import Fetch
-from .lane import NeuronLane
+from .lane import SLOTS, NeuronLane
 from .memory import MEMORY_VERILOG
 from .pipeline import delay
 from .queue import Queue
@@ -175,7 +176,7 @@ class Top(wiring.Component):
 
         # d_ : gates drained.
         wait = machine.latencies.drain
-        fields = [group[f"function{slot}"] for slot in range(4)]
+        fields = [group[f"function{slot}"] for slot in range(SLOTS)]
         d_count = delay(m, count, wait, name="d_count", reset=True)
         d_first = delay(m, first, wait, name="d_first")
         d_source = delay(m, group.source, wait, name="d_source")
@@ -194,12 +195,12 @@ class Top(wiring.Component):
                 unit.slot.eq(d_slot),
                 unit.row.eq(d_row),
                 unit.cell_function.eq(d_cell_function),
-                unit.gates.eq(drain.gates.word_select(lane, 4 * 32)),
+                unit.gates.eq(drain.gates.word_select(lane, SLOTS * 32)),
                 unit.load_enable.eq(self.load_valid & (self.load_space == Space.CELL)),
                 unit.load_row.eq(self.load_address),
                 unit.load_data.eq(self.load_data[32 * lane : 32 * (lane + 1)]),
             ]
-            m.d.comb += [unit.functions.word_select(slot, 4).eq(field) for slot, field in enumerate(d_functions)]
+            m.d.comb += [unit.functions.word_select(slot, FUNCTION_BITS).eq(field) for slot, field in enumerate(d_functions)]
             results.append(unit.result)
             saturated.append(unit.saturated)
 

@@ -58,7 +58,8 @@ def build(machine: Machine, progress: Callable[[str], None] | None = None) -> Pa
     """Return the simulator of `machine`, built if it is not in the cache."""
     if progress:
         progress("converting to Verilog")
-    return verilator.build(verilog_text(machine), TOP_MODULE, {TOP_MODULE: PUBLIC_PORTS}, [kind.MODULE for kind in UNITS], progress=progress)
+    units = [kind.MODULE for kind in UNITS]
+    return verilator.build(verilog_text(machine), TOP_MODULE, {TOP_MODULE: PUBLIC_PORTS}, units, progress=progress)
 
 
 @lru_cache(maxsize=1)

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sharp.model.machine import Machine
-from sharp.model.network import SUPPORTED_CELLS, LayerShape, Network, load_network, network_names
-from sharp.model.planner import Plan, plan
+from sharp.model.network import SUPPORTED_CELLS, Network, load_network, network_names
+from sharp.model.planner import plan
 from sharp.model.timing import Contract
 
 SCHEDULE = "unfolded"
@@ -91,15 +91,7 @@ def bound_table(machines: tuple[Machine, ...]) -> BoundTable:
 
 
 def _entry(group: str, network: Network, machine: Machine) -> Entry:
-    plans: dict[tuple[int, int], Plan] = {}
-
-    def planned(shape: LayerShape) -> Plan:
-        size = (shape.inputs, shape.hidden)
-        if size not in plans:
-            plans[size] = plan(machine, shape, steps=network.steps, schedule=SCHEDULE, tile=None)
-        return plans[size]
-
-    layers = [planned(shape) for shape in network.shapes]
+    layers = [plan(machine, shape, steps=network.steps, schedule=SCHEDULE, tile=None) for shape in network.shapes]
     return Entry(
         group=group,
         network=network.name,

@@ -28,7 +28,7 @@ from sharp.model.errors import ConfigError, NetworkError
 from sharp.model.machine import Machine, load_machine, machine_names
 from sharp.model.network import SUPPORTED_CELLS, Network, load_network, network_names
 
-from .files import require_writable, write_whole, written
+from .files import require_writable, write_whole
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -128,7 +128,7 @@ def run(
         str, typer.Option(metavar="|".join((*SCHEDULES, ALL_SCHEDULES)), help="Order of the work in a step; all compares.")
     ] = "unfolded",
     tile: Annotated[
-        str, typer.Option(metavar="auto|K", help="Rows of a tile; auto takes the height with the fewest predicted cycles.")
+        str, typer.Option(metavar="auto|K", help="Rows of a tile; auto takes what needs the fewest predicted cycles.")
     ] = "auto",
     inputs: Annotated[
         Path | None, typer.Option(metavar="FILE.npz", help="Inputs by name. Default: a synthesised sound, or seeded random vectors.")
@@ -218,8 +218,7 @@ def verify(
                 if outcome.mismatch is not None:
                     mismatches += 1
                     path = out_folder / f"mismatch-{seed}-{total}.yaml"
-                    with written(path):
-                        write_case(outcome.case, path)
+                    write_case(outcome.case, path)
                     text = f"{outcome.case.name}: {outcome.mismatch}; written to {path}"
                     err.print(f"[red]mismatch[/] {escape(text)}", soft_wrap=True, highlight=False)
     out.print(f"{len(groups)} machines, {total} cases, {mismatches} mismatches", highlight=False)
@@ -275,6 +274,7 @@ def bench_rtl(
 ) -> None:
     """Measure how long the RTL takes to convert and to build from nothing, and how many cycles a second it then simulates."""
     chosen = [load_machine(each) for each in machine]
+    _require_tools()
 
     from .rtl_speed import measure, print_speeds, result
 

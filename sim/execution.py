@@ -179,15 +179,10 @@ class _Runner:
     rtl: bool
     progress: Progress
     runs: list[LayerRun] = field(default_factory=list)
-    plans: dict[tuple[int, int, int], Plan] = field(default_factory=dict)
 
     def __call__(self, layer: LstmLayer, x: np.ndarray, hidden: np.ndarray, cell: np.ndarray) -> tuple[np.ndarray, ...]:
         self.progress(f"predicting {layer.name}")
-        # Directions and elements of a batch are alike to the planner.
-        size = (layer.inputs, layer.hidden, len(x))
-        if size not in self.plans:
-            self.plans[size] = plan(self.machine, layer.shape, steps=len(x), schedule=self.schedule, tile=self.tile)
-        planned = self.plans[size]
+        planned = plan(self.machine, layer.shape, steps=len(x), schedule=self.schedule, tile=self.tile)
         program = planned.loaded(layer, hidden, cell)
         inputs = np.asarray(x, np.float32).astype(np.float16)
         if layer.reverse:

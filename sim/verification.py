@@ -25,6 +25,7 @@ from sharp.model.program import Tiling
 from . import bench
 from .bench_driver import Trace
 from .execution import LayerRun
+from .files import write_whole
 
 Size = Annotated[int, Field(ge=1, le=4096)]
 Seed = Annotated[int, Field(ge=0)]
@@ -201,8 +202,8 @@ def _mismatch(run: LayerRun, *, timed: bool) -> str | None:
 
 
 def write_case(case: Case, path: Path) -> None:
-    """Write a case as YAML that `read_case` takes."""
-    path.write_text(yaml.safe_dump(case.model_dump(), sort_keys=False))
+    """Write a case as YAML that `read_case` takes; ConfigError as for `write_whole`."""
+    write_whole(path, yaml.safe_dump(case.model_dump(), sort_keys=False).encode())
 
 
 def read_case(path: Path) -> Case:

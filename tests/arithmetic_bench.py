@@ -10,12 +10,13 @@ from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from sharp.model.machine import MAX_STAGES
 from sharp.rtl.activation import ActivationUnit
-from sharp.rtl.floating import MAX_LATENCY, Fp16Multiplier, Fp32Adder, Fp32Multiplier, fp32_to_fp16, saturate_cell
+from sharp.rtl.floating import Fp16Multiplier, Fp32Adder, Fp32Multiplier, fp32_to_fp16, saturate_cell
 from sharp.rtl.pipeline import delay
 from sharp.sim.verilator import build
 
-LATENCIES = range(1, MAX_LATENCY + 1)
+LATENCIES = range(1, MAX_STAGES + 1)
 COMPONENTS = {"fp16_multiply": Fp16Multiplier, "fp32_add": Fp32Adder, "fp32_multiply": Fp32Multiplier}
 UNITS = (*COMPONENTS, "activate", "to_fp16", "cell_state", "cell_beyond")
 
@@ -86,7 +87,7 @@ def simulator() -> Path:
 def run_unit(name: str, a: np.ndarray, b: np.ndarray, folder: Path) -> dict[int, np.ndarray]:
     """Feed `a` and `b` : uint32[n], a pair a cycle, to the unit `name`; return uint32[n] by latency."""
     operands, results = folder / "operands.bin", folder / "results.bin"
-    filler = np.zeros((MAX_LATENCY, 2), dtype=np.uint32)  # flushes the pipelines
+    filler = np.zeros((MAX_STAGES, 2), dtype=np.uint32)  # flushes the pipelines
     np.concatenate([np.stack([a, b], axis=1).astype(np.uint32), filler]).tofile(operands)
     subprocess.run([simulator(), operands, results, str(UNITS.index(name))], check=True)
     words = np.fromfile(results, dtype=np.uint32).reshape(-1, len(LATENCIES))

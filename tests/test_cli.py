@@ -13,6 +13,7 @@ import pytest
 import yaml
 from onnx import helper
 from onnx_models import lstm_model, model, save, value_info
+from small_layers import tiny_machine
 
 from sharp.model import numerics
 from sharp.model.compiler import SCHEDULES
@@ -76,11 +77,8 @@ def machine_file(tmp_path):
 
 @pytest.fixture
 def tiny_machine_file(tmp_path):
-    """A machine of 16 MACs, quick to convert and to build."""
-    data = machine_data(name="tiny", macs=16, lanes=1, tile_rows={"min": 4, "max": 8})
-    data["buffers"] |= {"weight_bytes": 32 << 10, "accumulator_rows": 512, "input_elements": 64, "hidden_elements": 64, "cell_elements": 32}
     path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(data))
+    path.write_text(yaml.safe_dump(tiny_machine().model_dump()))
     return path
 
 
