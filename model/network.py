@@ -1,12 +1,12 @@
-"""Networks: shapes of recurrent layers, and their weights when somebody asks for them.
+"""Networks: recurrent layers in the order in which they run, by shape, and with weights when somebody asks for them.
 
-Three rules. Gates stand in the order i, f, g, o everywhere; readers of other conventions reorder. A network is a
-sequence of levels, each one layer or a forward and a reverse layer side by side whose outputs are concatenated. Shapes
-cost nothing: weights are built or read at the first use of `Network.layers`.
+A network is a sequence of levels, each one layer or a forward and a reverse layer side by side whose outputs are
+concatenated. Shapes cost nothing: weights are built or read at the first use of `Network.layers`.
 """
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,109 +21,12 @@ from sharp.configs import ROOT
 
 from .config import Schema, read_yaml, validate
 from .errors import NetworkError
+from .layer import CELLS, GATES, Layer, LayerShape
 
-GATES = {"lstm": 4, "gru": 3, "rnn": 1}
-SUPPORTED_CELLS = ("lstm",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerShape:
-    """Shape of one recurrent layer in one direction: `inputs` D, `hidden` H."""
-
-    name: str
-    cell: str
-    inputs: int
-    hidden: int
-    reverse: bool = False
-
-    @property
-    def weights(self) -> int:
-        """Entries of W and U, which are also the multiplications of one step: gates x H x (D + H)."""
-        return GATES[self.cell] * self.hidden * (self.inputs + self.hidden)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LstmLayer:
-    """One LSTM layer in one direction, gates in the order i, f, g, o.
-
-    input_kernel : float32[4H, D] (W), recurrent_kernel : float32[4H, H] (U)
-    bias : float32[4H], input and recurrent bias added up
-    initial_hidden, initial_cell : float32[H], None for zeros
-
-    Arrays are read-only views. `NetworkError` for a wrong type or shape, a value that is not finite, and a value of a
-    kernel or of the hidden state that float16 rounds to infinity.
-    """
-
-    name: str
-    input_kernel: np.ndarray
-    recurrent_kernel: np.ndarray
-    bias: np.ndarray
-    reverse: bool = False
-    initial_hidden: np.ndarray | None = None
-    initial_cell: np.ndarray | None = None
-
-    def __post_init__(self) -> None:
-        for tensor in ("input_kernel", "recurrent_kernel"):
-            shape = np.shape(getattr(self, tensor))
-            if len(shape) != 2 or 0 in shape:
-                raise NetworkError(f"layer {self.name}: {tensor} must be a matrix with rows and columns, not of shape {shape}")
-        shapes = {
-            "input_kernel": (4 * self.hidden, self.inputs),
-            "recurrent_kernel": (4 * self.hidden, self.hidden),
-            "bias": (4 * self.hidden,),
-            "initial_hidden": (self.hidden,),
-            "initial_cell": (self.hidden,),
-        }
-        for tensor, shape in shapes.items():
-            array = getattr(self, tensor)
-            if array is None and tensor.startswith("initial"):
-                continue
-            self._check(tensor, array, shape)
-            view = np.ascontiguousarray(array).view()
-            view.flags.writeable = False
-            object.__setattr__(self, tensor, view)
-
-    def _check(self, tensor: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
-        where = f"layer {self.name}: {tensor}"
-        if not isinstance(array, np.ndarray) or array.dtype != np.float32:
-            raise NetworkError(f"{where} must be a float32 array, not {getattr(array, 'dtype', type(array).__name__)}")
-        if array.shape != shape:
-            raise NetworkError(f"{where} must have the shape {shape}, not {array.shape}")
-        require_values(where, array, float16=tensor not in ("bias", "initial_cell"))
-
-    @property
-    def inputs(self) -> int:
-        return self.input_kernel.shape[1]
-
-    @property
-    def hidden(self) -> int:
-        return self.recurrent_kernel.shape[1]
-
-    @property
-    def shape(self) -> LayerShape:
-        return LayerShape(name=self.name, cell="lstm", inputs=self.inputs, hidden=self.hidden, reverse=self.reverse)
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of direction, shapes and values; the name does not count."""
-        sha = hashlib.sha256(f"lstm {self.inputs} {self.hidden} {self.reverse}".encode())
-        for array in (self.input_kernel, self.recurrent_kernel, self.bias, self.initial_hidden, self.initial_cell):
-            sha.update(b"none" if array is None else array.astype("<f4", copy=False).data)
-        return sha.hexdigest()
-
-    def replace(self, **changes) -> "LstmLayer":
-        return dataclasses.replace(self, **changes)
-
-
-def require_values(where: str, array: np.ndarray, *, float16: bool) -> None:
-    """Raise `NetworkError` with the first value that is not finite or, with `float16`, that float16 rounds to infinity."""
-    wrong, allowed = ~np.isfinite(array), "finite"
-    if float16 and not wrong.any():
-        with np.errstate(over="ignore"):
-            wrong, allowed = np.isinf(array.astype(np.float16)), "within float16's range of +-65504"
-    if wrong.any():
-        index = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), array.shape))
-        raise NetworkError(f"{where}{list(index)} must be {allowed}, not {array[index]}")
+# Suffixes of the formats, each with a reader of its own.
+_ONNX = (".onnx",)
+_PYTORCH = (".pt", ".pth", ".safetensors", ".npz", ".pkl")
+_KERAS = (".keras", ".h5", ".hdf5")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,7 +43,7 @@ class Network:
     source: str
     levels: tuple[tuple[LayerShape, ...], ...]
     steps: int | None
-    build: Callable[[LayerShape], LstmLayer]
+    build: Callable[[LayerShape], Layer]
     model_file: Path | None = None
 
     @property
@@ -166,12 +69,8 @@ class Network:
         return 2 * self.macs_per_step
 
     @cached_property
-    def layers(self) -> tuple[LstmLayer, ...]:
-        """The layers with their weights, in the order of `shapes`; `NetworkError` for a cell that is not supported."""
-        for shape in self.shapes:
-            if shape.cell not in SUPPORTED_CELLS:
-                allowed = " or ".join(SUPPORTED_CELLS)
-                raise NetworkError(f"network {self.name}: cell must be {allowed} (supported now), not {shape.cell!r}")
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers with their weights, in the order of `shapes`."""
         return tuple(self.build(shape) for shape in self.shapes)
 
     @cached_property
@@ -201,7 +100,7 @@ class ShapeFile(Schema):
     name: Name
     source: str
     confidence: Literal["verbatim", "recalled"]
-    cell: Literal["lstm", "gru", "rnn"]
+    cell: Literal[CELLS]
     layers: Size
     inputs: Size
     hidden: Size
@@ -231,37 +130,57 @@ class ShapeFile(Schema):
 
 
 class PackageFile(Schema):
-    """A trained network that an installed Python package ships as an ONNX file."""
+    """A trained network that an installed Python package ships, in any file that `load_network` reads.
+
+    modules, tensors, nonlinearity : of a PyTorch state dict, as `pytorch_reader.read_levels` takes them
+    """
 
     name: Name
     source: str
     package: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
     file: str
+    modules: list[str] = []
+    tensors: dict[str, str] | None = None
+    nonlinearity: Literal["tanh", "relu"] | None = None
     install: str
 
     def path(self) -> Path:
-        """Find the file without importing the package, whose imports may be heavy or missing; `NetworkError` says how to get it."""
-        spec = find_spec(self.package)
-        for folder in spec.submodule_search_locations or [] if spec else []:
-            path = Path(folder) / self.file
-            if path.is_file():
-                return path
-        raise NetworkError(f"network {self.name}: needs {self.file} of the Python package {self.package}; get it with `{self.install}`")
+        """Find the file; `NetworkError` says how to get it."""
+        try:
+            return installed_file(self.package, self.file, self.install)
+        except NetworkError as error:
+            raise NetworkError(f"network {self.name}: {error}") from None
+
+    def network(self) -> Network:
+        options = {"modules": self.modules, "tensors": self.tensors, "nonlinearity": self.nonlinearity}
+        return _read_model(self.path(), self.name, self.source, **{name: value for name, value in options.items() if value})
 
 
-def _random_layer(seeds: dict[LayerShape, tuple[int, int]], shape: LayerShape) -> LstmLayer:
+def installed_file(package: str, file: str, install: str) -> Path:
+    """Find a file of a Python package without importing it, which may be heavy or fail; `NetworkError` says how to get it."""
+    spec = find_spec(package)
+    for folder in spec.submodule_search_locations or [] if spec else []:
+        path = Path(folder) / file
+        if path.is_file():
+            return path
+    raise NetworkError(f"needs {file} of the Python package {package}; get it with `{install}`")
+
+
+def _random_layer(seeds: dict[LayerShape, tuple[int, int]], shape: LayerShape) -> Layer:
     generator = np.random.Generator(np.random.PCG64(seeds[shape]))
     bound = np.float32(1 / np.sqrt(shape.hidden))
 
     def uniform(*size: int) -> np.ndarray:
         return (2 * generator.random(size, dtype=np.float32) - 1) * bound
 
-    rows = 4 * shape.hidden
-    return LstmLayer(
+    rows = GATES[shape.cell] * shape.hidden
+    return Layer(
         name=shape.name,
+        cell=shape.cell,
         input_kernel=uniform(rows, shape.inputs),
         recurrent_kernel=uniform(rows, shape.hidden),
         bias=uniform(rows),
+        candidate_bias=uniform(shape.hidden) if shape.cell == "gru" else None,
         reverse=shape.reverse,
     )
 
@@ -271,31 +190,50 @@ def network_names() -> list[str]:
     return sorted(path.stem for path in (ROOT / "networks").glob("*.yaml"))
 
 
+def packaged_file(name: str) -> Path:
+    """Find the file that the ready-made network `name` is read from; `NetworkError` where it is not installed."""
+    path = ROOT / "networks" / f"{name}.yaml"
+    return validate(PackageFile, read_yaml(path), str(path)).path()
+
+
 def load_network(name_or_path: str) -> Network:
-    """Load a network by the name of a file in `configs/networks`, or from an ONNX (`.onnx`) or YAML (`.yaml`) file.
+    """Load a network by the name of a file in `configs/networks`, or from a file, by its suffix.
+
+    ONNX `.onnx`; PyTorch `.pt`, `.pth`, `.safetensors`, `.npz` or `.pkl`, with `:PREFIX` behind it to choose one of several
+    modules; Keras `.keras`, `.h5` or `.hdf5`; a description `.yaml`. The steps of a trained network come with its inputs.
 
     `ConfigError` for a description that is wrong, `NetworkError` for an unknown name or a model that cannot be read.
     """
     path = Path(name_or_path)
     if name_or_path in network_names():
         path = ROOT / "networks" / f"{name_or_path}.yaml"
+    if path.suffix.lower() in (".yaml", ".yml"):
+        data = read_yaml(path)
+        schema = PackageFile if isinstance(data, dict) and "package" in data else ShapeFile
+        return validate(schema, data, str(path)).network()
+    file, module = name_or_path, None
+    if with_module := re.fullmatch(rf"(?s)(.+(?:{'|'.join(map(re.escape, _PYTORCH))})):([^/\\]*)", name_or_path, re.IGNORECASE):
+        file, module = with_module.groups()
+    path = Path(file)
+    if path.suffix.lower() not in (*_ONNX, *_PYTORCH, *_KERAS):
+        kinds = f"a file ({', '.join((*_ONNX, *_PYTORCH, *_KERAS, '.yaml'))})"
+        raise NetworkError(f"network must be {kinds} or one of {', '.join(network_names())}, not {name_or_path!r}")
+    return _read_model(path, path.stem, name_or_path, **({} if module is None else {"modules": [module]}))
+
+
+def _read_model(path: Path, name: str, source: str, **options) -> Network:
+    # Imported here: studies of shapes do not pay for loading the libraries of the formats.
     match path.suffix.lower():
-        case ".onnx":
-            return _read_onnx(path, path.stem, str(path))
-        case ".yaml" | ".yml":
-            data = read_yaml(path)
-            if isinstance(data, dict) and "package" in data:
-                packaged = validate(PackageFile, data, str(path))
-                return _read_onnx(packaged.path(), packaged.name, packaged.source)
-            return validate(ShapeFile, data, str(path)).network()
-    raise NetworkError(f"network must be an .onnx file, a .yaml file or one of {', '.join(network_names())}, not {name_or_path!r}")
-
-
-def _read_onnx(path: Path, name: str, source: str) -> Network:
-    # Imported here: studies of shapes do not pay for loading the ONNX libraries.
-    from .onnx_reader import read_levels
-
-    read = read_levels(path)
+        case suffix if suffix in _ONNX:
+            from .onnx_reader import read_levels
+        case suffix if suffix in _PYTORCH:
+            from .pytorch_reader import read_levels
+        case _:
+            from .keras_reader import read_levels
+    if options and path.suffix.lower() not in _PYTORCH:
+        raise NetworkError(f"network {name}: {', '.join(options)} must be absent but for a PyTorch state dict, not given for {path.name}")
+    read = read_levels(path, **options)
     built = {layer.shape: layer for level in read for layer in level}
     levels = tuple(tuple(layer.shape for layer in level) for level in read)
-    return Network(name=name, source=source, levels=levels, steps=None, build=built.__getitem__, model_file=path)
+    model_file = path if path.suffix.lower() in _ONNX else None
+    return Network(name=name, source=source, levels=levels, steps=None, build=built.__getitem__, model_file=model_file)

@@ -10,24 +10,27 @@ import numpy as np
 
 from . import arithmetic
 from .arithmetic import Activation
-from .program import Init, Input, Operand, Post, Program, Source, Tile, Update
+from .program import NO_LIMIT, Init, Input, Operand, Post, Program, Source, Tile, Update
+
+# Updates whose cell function's argument is limited, as those of the gates are.
+LIMITED_STATE = (Update.GRU, Update.CANDIDATE, Update.PEEPHOLE)
 
 
 @dataclass(frozen=True)
 class Values:
-    """What a run yields.
+    """What a run yields, of each stream in turn.
 
-    outputs : float16[steps, H], the hidden values; cell : float32[H], the last cell state
-    saturations : updates in which the cell state was clamped
+    outputs : float16[steps, P], the hidden values; states : float32[H], the last cell state, empty where none is sent
+    saturations : updates in which an LSTM's cell state was clamped
     """
 
-    outputs: np.ndarray
-    cell: np.ndarray
+    outputs: tuple[np.ndarray, ...]
+    states: tuple[np.ndarray, ...]
     saturations: int
 
 
 def execute(program: Program, inputs: np.ndarray) -> Values:
-    """Run `program` on `inputs` : float16[steps, D]."""
+    """Run `program` on its input stream, float16[vectors, input_elements]."""
     return _Executor(program, inputs).run()
 
 
@@ -48,10 +51,11 @@ class _Executor:
         self.cell[: len(program.cell)] = program.cell
         self.gates = np.zeros((4, machine.buffers.cell_elements), np.float32)
         self.weights: dict[tuple, np.ndarray] = {}
+        self.memory_word = 0
         self.ring: Input | None = None
         self.consumed = 0
-        self.emitted: list[np.ndarray] = []
-        self.final: list[np.ndarray] = []
+        self.emitted: list[list[np.ndarray]] = [[] for _ in program.streams]
+        self.final: list[list[np.ndarray]] = [[] for _ in program.streams]
         self.saturations = 0
 
     def run(self) -> Values:
@@ -61,13 +65,13 @@ class _Executor:
                     self.ring = instruction
                 case Tile():
                     self.tile(instruction)
-                case Post(update=Update.STATE):
-                    first = instruction.cell * self.machine.lanes + instruction.neuron
-                    self.final.append(self.cell[first : first + instruction.neurons].copy())
                 case Post():
                     self.post(instruction)
-        outputs = np.concatenate(self.emitted).reshape(self.program.steps, self.program.neurons)
-        return Values(outputs, np.concatenate(self.final), self.saturations)
+        outputs, states = [], []
+        for stream, emitted, final in zip(self.program.streams, self.emitted, self.final, strict=True):
+            outputs.append(np.concatenate(emitted).reshape(stream.steps, stream.outputs))
+            states.append(np.concatenate([np.zeros(0, np.float32), *final]))
+        return Values(tuple(outputs), tuple(states), self.saturations)
 
     def tile(self, tile: Tile) -> None:
         machine = self.machine
@@ -81,21 +85,28 @@ class _Executor:
         sums = arithmetic.multiply_fp16(self.unpacked(tile), scalars.reshape(column_tiles, width).T[:, :, None, None])
         while len(sums) > 1:
             sums = arithmetic.add_fp32(sums[0::2], sums[1::2])
-        row = tile.accumulator * machine.tile_rows.min
-        rows = slice(row, row + blocks * height)
+        rows = self.rows(tile, tile.accumulator)
         match tile.init:
             case Init.ACCUMULATE:
                 total = self.sums[rows]
             case Init.ZERO:
                 total = np.zeros(blocks * height, np.float32)
             case Init.SOURCE:
-                source = tile.source * machine.tile_rows.min
-                total = self.sums[source : source + blocks * height]
+                total = self.sums[self.rows(tile, tile.source)]
         for column in range(column_tiles):
             total = arithmetic.add_fp32(total, sums[0, column].reshape(-1))
         self.sums[rows] = total
         if tile.operand is Operand.INPUT and tile.advance:
             self.consumed += 1
+
+    def rows(self, tile: Tile, group: int) -> slice | np.ndarray:
+        """Return the accumulator rows of a tile instruction whose first one is that of `group`."""
+        minimum, blocks, height = self.machine.tile_rows.min, tile.blocks(self.machine), tile.height(self.machine)
+        if not tile.run:
+            return slice(group * minimum, group * minimum + blocks * height)
+        block = np.arange(blocks)
+        starts = group * minimum + block * height + block // tile.run * tile.gap * minimum
+        return (starts[:, None] + np.arange(height)).reshape(-1)
 
     def receive(self) -> None:
         """Place the vectors that the ring has room for."""
@@ -107,11 +118,15 @@ class _Executor:
 
     def unpacked(self, tile: Tile) -> np.ndarray:
         """Return float32[N, column tiles, blocks, K], the weights of a tile instruction; kept, since steps repeat."""
-        key = tile.weight, tile.tap, tile.columns_outer, tile.rows, tile.columns
+        machine = self.machine
+        blocks, column_tiles = tile.blocks(machine), tile.column_tiles(machine)
+        source, first = self.program.weights, tile.weight
+        if tile.streamed:
+            source, first = self.program.memory, self.memory_word % len(self.program.memory)
+            self.memory_word += blocks * column_tiles
+        key = tile.streamed, first, tile.tap, tile.columns_outer, tile.rows, tile.columns
         if key not in self.weights:
-            machine = self.machine
-            blocks, column_tiles = tile.blocks(machine), tile.column_tiles(machine)
-            words = self.program.weights[tile.weight : tile.weight + blocks * column_tiles].view(np.float16)
+            words = source[first : first + blocks * column_tiles].view(np.float16)
             outer = (column_tiles, blocks) if tile.columns_outer else (blocks, column_tiles)
             split = words.reshape(*outer, 1 << tile.tap, tile.width(machine), machine.tile_rows.min)
             order = (3, 0, 1, 2, 4) if tile.columns_outer else (3, 1, 0, 2, 4)
@@ -120,29 +135,76 @@ class _Executor:
         return self.weights[key]
 
     def post(self, post: Post) -> None:
-        lanes = slice(post.neuron, post.neuron + post.neurons)
-        functions = [Activation(getattr(post, f"function{slot}")) for slot in range(4)]
+        first = post.cell * self.machine.lanes + post.neuron
+        cells = slice(first, first + post.neurons)
+        limit = None if post.limit == NO_LIMIT else np.uint32(post.limit).view(np.float32)
+        gates, live = self.gate_values(post, cells, limit)
+        if post.update is Update.KEEP:
+            for slot in live:
+                self.gates[slot, cells] = gates[slot]
+            return
+        if post.update is Update.STATE:
+            self.final[post.stream].append(self.cell[cells].copy())
+            return
+        result = gates[post.slot] if post.update is Update.HIDDEN else self.updated(post, gates, cells, limit)
+        if result is None:
+            return
+        hidden = arithmetic.round_fp16(result)
+        if post.signal:
+            start = post.vector * self.machine.vector_row_elements + post.neuron
+            self.vectors[Operand.HIDDEN][start : start + post.neurons] = hidden
+        if post.emit:
+            self.emitted[post.stream].append(hidden)
+
+    def gate_values(self, post: Post, cells: slice, limit: np.float32 | None) -> tuple[list[np.ndarray], tuple[int, ...]]:
+        """Return the four gates, activated where they come from sums and else as kept, and the slots of the former."""
+        gates = list(self.gates[:, cells])
         match post.source:
             case Source.INTERLEAVED:
                 size = 1 << post.stride
                 rows = self.sums[post.accumulator : post.accumulator + 4 * post.neurons]
-                split = rows.reshape(-1, 4, size).transpose(1, 0, 2).reshape(4, post.neurons)
-                gates = [arithmetic.activate(function, values) for function, values in zip(functions, split, strict=True)]
-            case Source.GATE:
-                values = self.sums[post.accumulator : post.accumulator + post.neurons]
-                self.gates[post.slot, lanes] = arithmetic.activate(functions[post.slot], values)
-                return
+                sums = dict(enumerate(rows.reshape(-1, 4, size).transpose(1, 0, 2).reshape(4, post.neurons)))
+            case Source.GATE | Source.CONSTANT:
+                sums = {post.slot: self.sums[post.accumulator : post.accumulator + post.neurons]}
             case Source.BUFFER:
-                gates = list(self.gates[:, lanes])
-        enter, forget, update, leave = gates
-        start = post.cell * self.machine.lanes + post.neuron
-        cells = slice(start, start + post.neurons)
-        cell = arithmetic.add_fp32(arithmetic.lane_multiply(forget, self.cell[cells]), arithmetic.lane_multiply(enter, update))
-        self.cell[cells], clamped = arithmetic.saturate_cell(cell)
-        self.saturations += int(np.count_nonzero(clamped))
-        activated = arithmetic.activate(Activation(post.cell_function), self.cell[cells])
-        hidden = arithmetic.round_fp16(arithmetic.lane_multiply(leave, activated))
-        first = post.vector * self.machine.vector_row_elements + post.neuron
-        self.vectors[Operand.HIDDEN][first : first + post.neurons] = hidden
-        if post.emit:
-            self.emitted.append(hidden)
+                sums = {}
+        for slot, values in sums.items():
+            gates[slot] = arithmetic.activate(Activation(getattr(post, f"function{slot}")), values, limit)
+        return gates, tuple(sums)
+
+    def updated(self, post: Post, gates: list[np.ndarray], cells: slice, limit: np.float32 | None) -> np.ndarray | None:
+        """Update the neurons' states and return the result as float32, None for one that stays in the gate buffer."""
+        multiply, add = arithmetic.lane_multiply, arithmetic.lane_add
+        cell = self.cell[cells]
+        nothing, one = np.zeros(post.neurons, np.float32), np.ones(post.neurons, np.float32)
+        match post.update:
+            case Update.LSTM:
+                factors, addend = (gates[1], cell), multiply(gates[0], gates[2])
+            case Update.OUTPUT:
+                factors, addend = (one, cell), nothing
+            case Update.RESET:
+                factors, addend = (gates[2], cell), nothing
+            case Update.PEEPHOLE:
+                factors, addend = (gates[post.slot], cell), self.gates[post.slot, cells]
+            case Update.GRU:
+                factors, addend = (gates[2], gates[0]), gates[3]
+            case Update.CANDIDATE:
+                factors, addend = (nothing, nothing), gates[3]
+        state, clamped = arithmetic.saturate_cell(add(multiply(*factors), addend))
+        function = Activation(post.cell_function)
+        activated = arithmetic.activate(function, state, limit if post.update in LIMITED_STATE else None)
+        match post.update:
+            case Update.PEEPHOLE:
+                self.gates[post.slot, cells] = activated
+                return None
+            case Update.LSTM:
+                self.cell[cells] = state
+                self.saturations += int(np.count_nonzero(clamped))
+                return multiply(gates[3], activated)
+            case Update.OUTPUT:
+                return multiply(gates[3], activated)
+            case Update.RESET:
+                return multiply(one, activated)
+        entered = multiply(add(one, -gates[1]), activated)
+        self.cell[cells], _ = arithmetic.saturate_cell(add(entered, multiply(gates[1], cell)))
+        return self.cell[cells].copy()

@@ -13,7 +13,12 @@ import numpy as np
 from numba import njit
 
 from .machine import Machine
-from .program import CHANNELS, FIELDS, INPUT_CHANNEL, Init, Input, Opcode, Operand, Post, Program, Source, Tile, Update
+from .layer import LayerShape
+from .program import FIELDS, INPUT_CHANNEL, WORK, Init, Input, Opcode, Operand, Post, Program, Source, Tile, Update, Weights
+
+
+# The layer whose L stands for a machine; sizes play no part in it.
+LSTM = LayerShape(name="lstm", cell="lstm", inputs=1, hidden=1)
 
 
 @dataclass(frozen=True)
@@ -48,14 +53,43 @@ class Contract:
         return self.gate_cycles + self.machine.latencies.lane_multiply + self.machine.latencies.lane_add
 
     @property
-    def update_cycles(self) -> int:
-        """From the issue of a post group to the first tile that can read its hidden values, and to its output beat."""
-        return self.cell_cycles + self.machine.latencies.activate + self.machine.latencies.lane_multiply + self.machine.latencies.writeback
+    def tail_cycles(self) -> int:
+        """From a new cell state to the product that is a hidden value, written."""
+        return self.machine.latencies.activate + self.machine.latencies.lane_multiply + self.machine.latencies.writeback
 
-    @property
-    def recurrence_cycles(self) -> int:
-        """L: from the last tile of a step to the first tile that needs its h."""
-        return self.complete_cycles + self.update_cycles
+    def update_cycles(self, update: Update) -> int:
+        """From the issue of a post group to the first tile that can read its hidden values, and to its output beat.
+
+        For PEEPHOLE it is to its value in the gate buffer, for KEEP nothing.
+        """
+        match update:
+            case Update.KEEP:
+                return 0
+            case Update.STATE | Update.HIDDEN:
+                return self.gate_cycles + self.machine.latencies.writeback
+            case Update.LSTM | Update.OUTPUT | Update.RESET:
+                return self.cell_cycles + self.tail_cycles
+            case Update.PEEPHOLE:
+                return self.cell_cycles + self.machine.latencies.activate
+            case Update.GRU | Update.CANDIDATE:
+                return self.cell_cycles + self.tail_cycles + self.machine.latencies.lane_add
+
+    def recurrence_cycles(self, shape: LayerShape) -> int:
+        """L: from the last tile of a step to the first tile that needs its h, with all updates between."""
+        complete, cycles = self.complete_cycles, self.update_cycles
+        match shape.cell:
+            case "rnn":
+                return complete + cycles(Update.HIDDEN)
+            case "gru":
+                reset_before = 2 * complete + cycles(Update.RESET) + cycles(Update.CANDIDATE)
+                return complete + cycles(Update.GRU) if shape.reset_after else reset_before
+        update = cycles(Update.LSTM)
+        if shape.peepholes:
+            # KEEP, and PEEPHOLE of two gates, each a cycle after the one before; then cell state, third gate, output.
+            update += 2 + 2 * cycles(Update.PEEPHOLE) + cycles(Update.OUTPUT)
+        if shape.projected is not None:
+            update += complete + cycles(Update.HIDDEN)
+        return complete + update
 
 
 class Count(IntEnum):
@@ -71,10 +105,14 @@ class Count(IntEnum):
     bias_reads = auto()
     instructions = auto()
     input_writes = auto()
+    weight_writes = auto()
     drained_rows = auto()
     gate_activations = auto()
     gate_writes = auto()
     gate_reads = auto()
+    cell_activations = auto()
+    lane_multiplications = auto()
+    lane_additions = auto()
     cell_updates = auto()
     cell_reads = auto()
     hidden_writes = auto()
@@ -83,6 +121,7 @@ class Count(IntEnum):
     idle_program = auto()
     idle_input = auto()
     idle_hidden = auto()
+    idle_weights = auto()
     idle_accumulator = auto()
     idle_drained = auto()
 
@@ -98,6 +137,7 @@ class Timing:
     output_cycles : int64[beats], the cycle in which each output beat passes
     tile_spans, post_spans : int64[instructions, 4] of (first cycle, last cycle, issues, index among executed instructions)
     input_spans : int64[vectors, 2] of (first, last cycle) in which a vector was received
+    word_cycles : int64[words], the cycle from which each streamed weight word can be read
     """
 
     counts: Mapping[str, int]
@@ -105,6 +145,7 @@ class Timing:
     tile_spans: np.ndarray
     post_spans: np.ndarray
     input_spans: np.ndarray
+    word_cycles: np.ndarray
 
     @property
     def cycles(self) -> int:
@@ -124,15 +165,18 @@ def predict(program: Program) -> Timing:
     tiles = [each for each in executed if isinstance(each, Tile)]
     posts = [each for each in executed if isinstance(each, Post)]
     blocks = sum(tile.blocks(machine) for tile in tiles if tile.complete)
-    groups = sum(post.groups for post in posts)
+    groups = sum(post.groups(machine) for post in posts)
     vectors = sum(each.count for each in executed if isinstance(each, Input))
+    words = sum(each.words for each in executed if isinstance(each, Weights))
     parameters = np.array(
         [
             machine.macs,
             machine.tile_rows.min,
             machine.lanes,
+            machine.channels,
+            machine.cursors,
+            machine.memory_beats,
             contract.complete_cycles,
-            contract.update_cycles,
             machine.latencies.accumulate,
             machine.queues.tile,
             machine.queues.post,
@@ -140,20 +184,32 @@ def predict(program: Program) -> Timing:
         ],
         np.int64,
     )
+    updates = np.array([contract.update_cycles(update) for update in Update], np.int64)
     counts = np.zeros(len(Count), np.int64)
     outputs = np.zeros(groups, np.int64)
     tile_spans = np.zeros((len(tiles), 4), np.int64)
     post_spans = np.zeros((len(posts), 4), np.int64)
     input_spans = np.zeros((vectors, 2), np.int64)
-    emitted = _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_spans, input_spans)
+    word_cycles = np.zeros(words, np.int64)
+    emitted = _walk(table, parameters, updates, _WORK, blocks, groups, counts, outputs, tile_spans, post_spans, input_spans, word_cycles)
     if emitted < 0:
         raise ValueError("the program waits for something that no earlier instruction produces")
     named = {count.name: int(counts[count]) for count in Count}
-    return Timing(named, outputs[:emitted], tile_spans, post_spans, input_spans)
+    return Timing(named, outputs[:emitted], tile_spans, post_spans, input_spans, word_cycles)
 
 
 # The columns of the table that `_walk` reads: the union of all instructions' fields.
 Field = IntEnum("Field", list(dict.fromkeys(name for fields in FIELDS.values() for name, _ in fields)), start=0)
+
+
+# WORK as a table of numbers by update; the gates are a set of bits.
+_WORK = np.array(
+    [
+        (sum(1 << gate for gate in work.gates), work.multiplications, work.additions, work.activations, work.state_reads, work.state_writes)
+        for work in (WORK[update] for update in Update)
+    ],
+    np.int64,
+)
 
 
 def _row(instruction) -> np.ndarray:
@@ -164,18 +220,35 @@ def _row(instruction) -> np.ndarray:
 
 
 @njit(cache=True)
-def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_spans, input_spans):
+def _gate_bits(source, update, slot):
+    """Return which gates (bits 0 to 3) a post group takes from finished sums, and which from the gate buffer."""
+    if source == Source.INTERLEAVED:
+        return 15, 0
+    if source == Source.BUFFER:
+        return 0, _WORK[update, 0]
+    kept = _WORK[update, 0] & ~(1 << slot)
+    return 1 << slot, 1 << slot if update == Update.PEEPHOLE else kept
+
+
+@njit(cache=True)
+def _ones(bits):
+    return (bits & 1) + (bits >> 1 & 1) + (bits >> 2 & 1) + (bits >> 3 & 1)
+
+
+@njit(cache=True)
+def _walk(table, parameters, updates, work, blocks, groups, counts, outputs, tile_spans, post_spans, input_spans, word_ready):
     """Fill the result arrays; return the number of output beats, or -1 where the program would wait for ever."""
-    macs, least_rows, lanes, complete_cycles, update_cycles, accumulate_cycles, tile_queue, post_queue, output_queue = parameters
+    macs, least_rows, lanes, channels, cursors, memory_beats = parameters[:6]
+    complete_cycles, accumulate_cycles, tile_queue, post_queue, output_queue = parameters[6:]
     # Logs of what became available when: finished rows for post, written elements for tiles (by channel), freed input slots.
     row_total = np.zeros(blocks + 1, np.int64)
     row_cycle = np.zeros(blocks + 1, np.int64)
     rows_logged, rows_taken, row_pointer = 0, 0, 1
-    channel_total = np.zeros((CHANNELS, groups + 1), np.int64)
-    channel_cycle = np.zeros((CHANNELS, groups + 1), np.int64)
-    channel_logged = np.zeros(CHANNELS, np.int64)
-    cursor_base = np.zeros(CHANNELS, np.int64)
-    cursor_pointer = np.zeros(CHANNELS, np.int64)
+    channel_total = np.zeros((channels, groups + 1), np.int64)
+    channel_cycle = np.zeros((channels, groups + 1), np.int64)
+    channel_logged = np.zeros(channels, np.int64)
+    cursor_base = np.zeros(cursors, np.int64)
+    cursor_pointer = np.zeros(cursors, np.int64)
     vectors = len(input_spans)
     freed = np.zeros(vectors + 1, np.int64)
     vectors_freed, vectors_received, input_total = 0, 0, 0
@@ -191,7 +264,13 @@ def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_s
     tile_index, post_index, emitted = 0, 0, 0
     tile_pops = np.full(len(tile_spans) + 1, -1, np.int64)
     post_pops = np.full(len(post_spans) + 1, -1, np.int64)
-    tile_last, post_last, group_last = -1, -1, -1
+    tile_last, post_last = -1, -1
+    # The update of the last groups that are not KEEP, and the cycle from which they have been written.
+    kind, kind_written = -1, -1
+    # The cycle in which the tile was issued that took a word sent from memory.
+    words = len(word_ready)
+    word_taken = np.zeros(words, np.int64)
+    words_sent, words_taken, word_ring, memory_next = 0, 0, 0, 0
     idle_program = 0
     last_write = -1
 
@@ -207,6 +286,8 @@ def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_s
         if opcode == Opcode.INPUT:
             input_ready, input_elements, input_slots, input_count = fetch + 1, row[Field.elements], row[Field.slots], row[Field.count]
             beat_next = max(beat_next, input_ready)
+        elif opcode == Opcode.WEIGHTS:
+            word_ring, memory_next = row[Field.ring], fetch + 1
         elif opcode == Opcode.TILE:
             pop = max(fetch + 1, tile_last)
             tile_pops[tile_index] = pop
@@ -253,11 +334,25 @@ def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_s
                                 return -1
                         cursor_pointer[cursor] = pointer
                         ready = max(ready, channel_cycle[channel, pointer])
-                start = row[Field.accumulator] + block * size
-                free = ready
+                loaded = ready
+                if row[Field.streamed]:
+                    if words_taken >= words:
+                        return -1
+                    while words_sent <= words_taken:
+                        if words_sent >= word_ring:
+                            memory_next = max(memory_next, word_taken[words_sent - word_ring] + 1)
+                        memory_next += memory_beats
+                        word_ready[words_sent] = memory_next
+                        words_sent += 1
+                    loaded = max(loaded, word_ready[words_taken])
+                place = block * size
+                if row[Field.run]:
+                    place += block // row[Field.run] * row[Field.gap]
+                start = row[Field.accumulator] + place
+                free = loaded
                 first_column = column == 0
                 if not (first_column and row[Field.init] == Init.ZERO):
-                    read = row[Field.source] + block * size if first_column and row[Field.init] == Init.SOURCE else start
+                    read = row[Field.source] + place if first_column and row[Field.init] == Init.SOURCE else start
                     for other in range(accumulate_cycles):
                         if recent_start[other] < read + size and read < recent_start[other] + recent_size[other]:
                             free = max(free, recent_cycle[other] + accumulate_cycles)
@@ -266,8 +361,12 @@ def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_s
                         counts[Count.bias_reads] += height
                 waited = Count.idle_input if row[Field.operand] == Operand.INPUT else Count.idle_hidden
                 counts[waited] += ready - earliest
-                counts[Count.idle_accumulator] += free - ready
+                counts[Count.idle_weights] += loaded - ready
+                counts[Count.idle_accumulator] += free - loaded
                 issue = free
+                if row[Field.streamed]:
+                    word_taken[words_taken] = issue
+                    words_taken += 1
                 recent_cycle[recent_next], recent_start[recent_next], recent_size[recent_next] = issue, start, size
                 recent_next = (recent_next + 1) % accumulate_cycles
                 active_rows = min(height, row[Field.rows] - block * height)
@@ -297,43 +396,60 @@ def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_s
             issue = pop
             left = row[Field.neurons]
             source, update = row[Field.source], row[Field.update]
+            live, kept = _gate_bits(source, update, row[Field.slot])
+            activated = 0
+            for slot in range(4):
+                if live >> slot & 1 and row[Field.function0 + slot]:
+                    activated += 1
+            bundle = 1 << row[Field.stride]
             group = 0
             while left > 0:
-                taken = min(left, 1 << row[Field.stride])
+                done = row[Field.neurons] - left
+                taken = min(left, bundle, lanes)
                 issue += 1
-                if update != Update.STATE and source != Source.BUFFER:
-                    rows = 4 * taken if source == Source.INTERLEAVED else taken
-                    rows_taken += rows
+                if source == Source.INTERLEAVED or source == Source.GATE:
+                    rows_taken += taken
+                    if source == Source.INTERLEAVED and done % bundle == 0:
+                        rows_taken += (row[Field.runs] - 1) * bundle
                     while row_pointer > rows_logged or row_total[row_pointer] < rows_taken:
                         row_pointer += 1
                         if row_pointer > rows_logged:
                             return -1
                     issue = max(issue, row_cycle[row_pointer])
-                    counts[Count.drained_rows] += rows
-                    counts[Count.gate_activations] += rows
-                    if source == Source.GATE:
-                        counts[Count.gate_writes] += taken
-                if row[Field.fence] and group == 0 and group_last >= 0:
-                    issue = max(issue, group_last + update_cycles)
+                if update == Update.KEEP:
+                    if kind == Update.PEEPHOLE:
+                        issue = max(issue, kind_written)
+                elif kind != update:
+                    issue = max(issue, kind_written)
+                written = issue + updates[update]
                 if row[Field.emit]:
                     if emitted >= output_queue:
                         issue = max(issue, outputs[emitted - output_queue] + 1)
-                    outputs[emitted] = issue + update_cycles
+                        written = issue + updates[update]
+                    outputs[emitted] = written
                     emitted += 1
                     counts[Count.outputs] += taken
-                group_last = issue
-                if update == Update.LSTM:
-                    counts[Count.cell_updates] += taken
-                    counts[Count.hidden_writes] += taken
-                    if source == Source.BUFFER:
-                        counts[Count.gate_reads] += 4 * taken
-                if update != Update.KEEP:
-                    counts[Count.cell_reads] += taken
+                counts[Count.drained_rows] += taken * _ones(live)
+                counts[Count.gate_activations] += taken * activated
+                counts[Count.gate_reads] += taken * _ones(kept)
+                if update == Update.KEEP:
+                    counts[Count.gate_writes] += taken * _ones(live)
+                else:
+                    kind, kind_written = update, written
+                    if update == Update.PEEPHOLE:
+                        counts[Count.gate_writes] += taken
+                counts[Count.lane_multiplications] += taken * work[update, 1]
+                counts[Count.lane_additions] += taken * work[update, 2]
+                if row[Field.cell_function]:
+                    counts[Count.cell_activations] += taken * work[update, 3]
+                counts[Count.cell_reads] += taken * work[update, 4]
+                counts[Count.cell_updates] += taken * work[update, 5]
                 if row[Field.signal]:
+                    counts[Count.hidden_writes] += taken
                     channel = row[Field.channel]
                     entry = channel_logged[channel] + 1
                     channel_total[channel, entry] = channel_total[channel, entry - 1] + taken
-                    channel_cycle[channel, entry] = issue + update_cycles
+                    channel_cycle[channel, entry] = written
                     channel_logged[channel] = entry
                 if group == 0:
                     post_spans[post_index, 0] = issue
@@ -358,11 +474,14 @@ def _walk(table, parameters, blocks, groups, counts, outputs, tile_spans, post_s
     end = max(fetch + 1, last_write)
     if tile_index:
         end = max(end, tile_last + complete_cycles)
-    if group_last >= 0:
-        end = max(end, group_last + update_cycles)
-    end = max(end, beat_next)
+    end = max(end, kind_written, beat_next)
+    if words:
+        if words_taken < words:
+            return -1
+        end = max(end, memory_next)
     counts[Count.cycles] = end + 1
     counts[Count.input_writes] = input_total
+    counts[Count.weight_writes] = words
     # After the last tile: fetching until the halt has been seen, drained after that.
     idle_program += max(0, fetch - tile_last)
     counts[Count.idle_program] = idle_program

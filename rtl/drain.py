@@ -1,6 +1,7 @@
 """The drain: brings a post group's sums from the accumulator rows to the lanes that activate them.
 
-Slot s of lane l takes the row at s * stride + l mod stride of an interleaved group, and row l of a single gate's group.
+Slot s of lane l takes the row at s * stride + l mod stride of an interleaved group, and row l of a single gate's group. A
+stride is that of a bundle of at most `lanes` neurons, or that of the largest, a quarter of the accumulator row.
 """
 
 from amaranth.hdl import Cat, Module, Signal, unsigned
@@ -60,7 +61,7 @@ class Drain(wiring.Component):
             rows = shifted
 
         gates = Signal.like(self.gates)
-        with m.If(r_source == Source.GATE):
+        with m.If(r_source != Source.INTERLEAVED):
             m.d.comb += gates.eq(_pick(rows, [lane for lane in range(lanes) for _ in range(SLOTS)]))
         with m.Else():
             with m.Switch(r_stride):
@@ -68,8 +69,22 @@ class Drain(wiring.Component):
                     stride = 1 << bits
                     with m.Case(bits):
                         m.d.comb += gates.eq(_pick(rows, [slot * stride + lane % stride for lane in range(lanes) for slot in range(SLOTS)]))
+                if self.machine.bundle > lanes:
+                    with m.Default():
+                        m.d.comb += gates.eq(self._bundled(m, r_offset))
         m.d.comb += self.gates.eq(delay(m, gates, self.machine.latencies.drain - 1, name="gates"))
         return m
+
+    def _bundled(self, m: Module, offset: Signal) -> Signal:
+        """Return the gates of a group of a bundle that fills the accumulator row."""
+        lanes, bundle = self.machine.lanes, self.machine.bundle
+        gates = Signal.like(self.gates, name="bundled_gates")
+        with m.Switch(offset[lanes.bit_length() - 1 : bundle.bit_length() - 1]):
+            for index in range(bundle // lanes):
+                with m.Case(index):
+                    places = [slot * bundle + index * lanes + lane for lane in range(lanes) for slot in range(SLOTS)]
+                    m.d.comb += gates.eq(_pick(self.rows, places))
+        return gates
 
 
 def _pick(rows: Signal, places: list[int]) -> Cat:

@@ -19,7 +19,6 @@ from .pipeline import delay
 from .slices import AccumulatorSlice, AddNode, Bank, add_level, place, place_columns
 
 
-
 def tile_layout(machine: Machine) -> data.StructLayout:
     """What the engine is told of an issued tile."""
     group = unsigned(max(1, ceil_log2(machine.buffers.accumulator_rows // machine.tile_rows.min)))
@@ -42,8 +41,8 @@ class TileEngine(wiring.Component):
     valid : In; tile : In(tile_layout), the issued tile
     scalars : In(16 * slices), `operand` cycles after the issue
     drain_address : In, depth of the accumulator rows; drain_data : Out(32 * tile_rows.max), one cycle later
-    load_weight, load_slice, load_address, load_data : In, write one slice's weight word
-    load_accumulator, load_half, load_group : In, write half the rows of an accumulator group
+    load_weight : In(slices), a bit a slice; load_address, weight_data : In, write a weight word's slices, each its part of a beat
+    load_accumulator, load_half, load_group, load_data : In, write half the rows of an accumulator group
     """
 
     def __init__(self, machine: Machine):
@@ -56,9 +55,9 @@ class TileEngine(wiring.Component):
                 "scalars": In(unsigned(16 * machine.slices)),
                 "drain_address": In(unsigned(max(1, ceil_log2(machine.accumulator_depth)))),
                 "drain_data": Out(unsigned(32 * machine.tile_rows.max)),
-                "load_weight": In(1),
-                "load_slice": In(range(machine.slices)),
+                "load_weight": In(unsigned(machine.slices)),
                 "load_address": In(self.layout["weight"].shape),
+                "weight_data": In(unsigned(8 * machine.memory_bytes_per_cycle)),
                 "load_accumulator": In(1),
                 "load_half": In(1),
                 "load_group": In(self.layout["read"].shape),
@@ -71,12 +70,10 @@ class TileEngine(wiring.Component):
         machine, contract = self.machine, Contract(self.machine)
         taps = len(machine.tile_heights)
 
-        enables = Signal(machine.slices)
-        m.d.comb += enables.eq(self.load_weight << self.load_slice)
         whole = SimpleNamespace(
-            load_enable=enables,
+            load_enable=self.load_weight,
             load_address=self.load_address,
-            load_data=self.load_data,
+            load_data=self.weight_data,
             weight_address=self.tile.weight,
             scalar=self.scalars,
         )

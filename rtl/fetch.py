@@ -23,7 +23,7 @@ class Fetch(wiring.Component):
     -------
     running : In, fetching goes on while high; while low the next instruction is the first
     tiles, posts : Out(streams), instructions for the two sequencers
-    input, input_valid : Out, an input instruction, for one cycle
+    input, input_valid, weights, weights_valid : Out, an instruction for a receiver, for one cycle
     fetched : Out, an instruction leaves; halted : Out, a halt has left
     load_enable, load_address, load_data : In, write a program word
     """
@@ -38,6 +38,8 @@ class Fetch(wiring.Component):
                 "posts": Out(stream.Signature(instruction_layout(Opcode.POST))),
                 "input": Out(instruction_layout(Opcode.INPUT)),
                 "input_valid": Out(1),
+                "weights": Out(instruction_layout(Opcode.WEIGHTS)),
+                "weights_valid": Out(1),
                 "fetched": Out(1),
                 "halted": Out(1),
                 "load_enable": In(1),
@@ -67,6 +69,7 @@ class Fetch(wiring.Component):
             self.tiles.payload.eq(fields(Opcode.TILE)),
             self.posts.payload.eq(fields(Opcode.POST)),
             self.input.eq(fields(Opcode.INPUT)),
+            self.weights.eq(fields(Opcode.WEIGHTS)),
         ]
         active = Signal()
         m.d.comb += active.eq(self.running & ~self.halted)
@@ -91,6 +94,8 @@ class Fetch(wiring.Component):
                         m.d.comb += target.eq(loop_start)
                 with m.Case(Opcode.INPUT):
                     m.d.comb += self.input_valid.eq(1)
+                with m.Case(Opcode.WEIGHTS):
+                    m.d.comb += self.weights_valid.eq(1)
         following = Signal(self.address)
         m.d.comb += following.eq(Mux(self.running, Mux(self.fetched, target, position), 0))
         m.d.comb += words.read_address.eq(following)

@@ -71,7 +71,7 @@ def leading_zeros(m: Module, value: Signal) -> Signal:
 
 
 def fp32_to_fp16(m: Module, value: Signal) -> Signal:
-    """Return binary16 of the binary32 `value`, rounded to nearest even, with subnormals; beyond the range it is infinite."""
+    """Return binary16 of the binary32 `value`, rounded to nearest even, with subnormals; beyond the range it is the largest."""
     exponent = value[23:31]
     subnormal = wire(m, "half_subnormal", exponent < 113)
     # From a shift by 12 on the value is below half of the smallest subnormal; 36 bits lose nothing before.
@@ -83,17 +83,15 @@ def fp32_to_fp16(m: Module, value: Signal) -> Signal:
     magnitude = wire(m, "half_magnitude", (Cat(C(0, 10), base) + aligned[25:] + (aligned[24] & odd_or_sticky))[:15])
     result = Signal(16, name="half")
     m.d.comb += result.eq(Cat(magnitude, value[31]))
-    with m.If(value[:31] > 0x7F800000):
-        m.d.comb += result.eq(0x7E00)
-    with m.Elif(exponent >= 143):
-        m.d.comb += result.eq(Cat(C(0x7C00, 15), value[31]))
+    with m.If(value[:31] > _CELL_LIMIT_BITS):
+        m.d.comb += result.eq(Cat(C(0x7BFF, 15), value[31]))
     return result
 
 
 def saturate_cell(m: Module, value: Signal) -> tuple[Signal, Signal]:
     """Return the binary32 `value` limited to +-CELL_LIMIT, and whether it was beyond."""
-    beyond = wire(m, "cell_beyond", value[:31] > _CELL_LIMIT_BITS)
-    return wire(m, "cell_limited", Cat(Mux(beyond, C(_CELL_LIMIT_BITS, 31), value[:31]), value[31])), beyond
+    beyond = wire(m, f"{value.name}_beyond", value[:31] > _CELL_LIMIT_BITS)
+    return wire(m, f"{value.name}_limited", Cat(Mux(beyond, C(_CELL_LIMIT_BITS, 31), value[:31]), value[31])), beyond
 
 
 class Fp16Multiplier(Unit):

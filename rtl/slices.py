@@ -124,7 +124,8 @@ class Cluster(Slice):
 
     Members
     -------
-    load_enable : In(slices), one bit a slice; load_address, load_data : In, write a weight word
+    load_enable : In(slices), one bit a slice; load_address : In; load_data : In, write the word's weights of as many slices
+        as memory sends in a cycle, over and over
     weight_address : In(bits of weight_words)
     scalar : In(16 * slices)
     product : Out(32 * rows)
@@ -186,11 +187,18 @@ class Bank(Slice):
 
 def _summed_members(machine: Machine, slices: int) -> dict:
     """Return the interface of `slices` vector-scalar slices whose products are added up."""
-    return VectorScalarSlice.members(machine) | {"load_enable": In(unsigned(slices)), "scalar": In(unsigned(16 * slices))}
+    return VectorScalarSlice.members(machine) | {
+        "load_enable": In(unsigned(slices)),
+        "load_data": In(unsigned(8 * min(slices * machine.slice_word_bytes, machine.memory_bytes_per_cycle))),
+        "scalar": In(unsigned(16 * slices)),
+    }
 
 
 def place_columns(m: Module, kind: type[Slice], machine: Machine, count: int, source) -> list[Signal]:
-    """Place `count` units of slices side by side over the columns of `source`, which has their members for all; return their products."""
+    """Place `count` units of slices side by side over the columns of `source`, which has their members for all; return their products.
+
+    Weights to load come for a number of slices at once: slice i takes the part i modulo that number.
+    """
     products = []
     slices = len(source.load_enable) // count
     for index in range(count):
@@ -199,7 +207,7 @@ def place_columns(m: Module, kind: type[Slice], machine: Machine, count: int, so
         m.d.comb += [
             unit.load_enable.eq(source.load_enable[first:last]),
             unit.load_address.eq(source.load_address),
-            unit.load_data.eq(source.load_data),
+            unit.load_data.eq(source.load_data[index * len(unit.load_data) % len(source.load_data) :][: len(unit.load_data)]),
             unit.weight_address.eq(source.weight_address),
             unit.scalar.eq(source.scalar[16 * first : 16 * last]),
         ]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sharp.model.machine import Machine
-from sharp.model.program import Program
+from sharp.model.program import Program, Weights
 from sharp.model.timing import Timing
 from sharp.rtl.top import TOP_MODULE, UNITS, Space, convert, program_pieces
 
@@ -33,6 +33,9 @@ PUBLIC_PORTS = (
     "i__payload",
     "i__valid",
     "i__ready",
+    "m__payload",
+    "m__valid",
+    "m__ready",
     "o__payload",
     "o__valid",
     "o__ready",
@@ -46,7 +49,7 @@ HANG_FACTOR, STALLED_HANG_FACTOR, HANG_MARGIN_CYCLES = 2, 40, 20_000
 
 @dataclass(frozen=True)
 class Run:
-    """A program, its input vectors (float16[steps, D]), its prediction, and the seed of random stalls, if any."""
+    """A program, its input stream (`Program.input_stream`), its prediction, and the seed of random stalls, if any."""
 
     program: Program
     inputs: np.ndarray
@@ -87,7 +90,7 @@ def simulate(machine: Machine, runs: Sequence[Run], progress: Callable[[str], No
             top=TOP_MODULE,
             log=folder / "bench.log",
             environment={JOBS_VARIABLE: str(jobs), TRACES_VARIABLE: str(traces), PROGRESS_VARIABLE: str(passed)},
-            watch=lambda: report(f"simulating, {100 * passed.stat().st_size // total} %"),
+            watch=lambda: report(f"simulating, {100 * passed.stat().st_size // max(1, total)} %"),
         )
         return pickle.loads(traces.read_bytes())
 
@@ -97,10 +100,11 @@ def _job(run: Run) -> Job:
     factor = HANG_FACTOR if run.stall_seed is None else STALLED_HANG_FACTOR
     return Job(
         lanes=machine.lanes,
-        steps=run.program.steps,
-        neurons=run.program.neurons,
+        outputs=[(stream.steps, stream.outputs) for stream in run.program.streams],
         loads=_loads(run.program),
         beats=_beats(machine, run.inputs),
+        memory=_words(run.program.memory, machine.memory_bytes_per_cycle),
+        memory_beats=machine.memory_beats * sum(each.words for each in run.program.executed() if isinstance(each, Weights)),
         limit_cycles=factor * run.timing.cycles + HANG_MARGIN_CYCLES,
         stall_seed=run.stall_seed,
     )
@@ -128,8 +132,14 @@ def _loads(program: Program) -> list[tuple[int, int, int]]:
 
 def _beats(machine: Machine, inputs: np.ndarray) -> list[int]:
     """Return the input stream: every vector in beats of `lanes` elements, the last one padded."""
-    steps, elements = inputs.shape
+    vectors, elements = inputs.shape
     beats = -(-elements // machine.lanes)
-    padded = np.zeros((steps, beats * machine.lanes), np.float16)
+    padded = np.zeros((vectors, beats * machine.lanes), np.float16)
     padded[:, :elements] = inputs
-    return [int.from_bytes(beat.tobytes(), "little") for beat in padded.reshape(-1, machine.lanes)]
+    return _words(padded, 2 * machine.lanes)
+
+
+def _words(array: np.ndarray, size: int) -> list[int]:
+    """Return the bytes of an array as integers of `size` bytes, low byte first."""
+    content = array.tobytes()
+    return [int.from_bytes(content[first : first + size], "little") for first in range(0, len(content), size)]

@@ -23,10 +23,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sharp.model.compiler import SCHEDULES
 from sharp.model.errors import ConfigError, NetworkError
 from sharp.model.machine import Machine, load_machine, machine_names
-from sharp.model.network import SUPPORTED_CELLS, Network, load_network, network_names
+from sharp.model.network import Network, load_network, network_names
+from sharp.model.steps import SCHEDULES
 
 from .files import require_writable, write_whole
 
@@ -130,6 +130,9 @@ def run(
     tile: Annotated[
         str, typer.Option(metavar="auto|K", help="Rows of a tile; auto takes what needs the fewest predicted cycles.")
     ] = "auto",
+    streams: Annotated[
+        int | None, typer.Option(help="Most recurrences that run together; default: as many as the machine has.")
+    ] = None,
     inputs: Annotated[
         Path | None, typer.Option(metavar="FILE.npz", help="Inputs by name. Default: a synthesised sound, or seeded random vectors.")
     ] = None,
@@ -172,8 +175,9 @@ def run(
     executions = []
     with _phases("loading") as report:
         for each in schedules:
-            executions.append(execute(loaded, chosen, schedule=each, tile=height, inputs=given, rtl=rtl, progress=report))
-            if not executions[-1].layers:
+            options = dict(schedule=each, tile=height, inputs=given, streams=streams, rtl=rtl, progress=report)
+            executions.append(execute(loaded, chosen, **options))
+            if not executions[-1].runs:
                 raise NetworkError(f"network {loaded.name}: no recurrent node runs for these inputs")
             if folders:
                 report("writing results")
@@ -249,18 +253,25 @@ def verilog(
 
 @bench_app.command("bound")
 def bench_bound(
+    sizes: Annotated[
+        bool, typer.Option("--sizes", help="LSTMs of every hidden size 32, 44, ... 2048 instead: a settled step, and what is reachable.")
+    ] = False,
+    streams: Annotated[int, typer.Option(help="Equal sequences that run together; of more than one, the utilisation is printed.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON alone on standard output.")] = False,
 ) -> None:
     """Print bound / cycles for the DeepBench points and the paper's networks over the ready-made machines.
 
     The bound of a step is the larger of its multiplications over the machine's MACs and the recurrence's latency L.
     """
-    from .bound_table import MACHINES, bound_table, print_bound_table
+    from .bound_table import MACHINES, bound_table, print_bound_table, print_size_table, size_table
 
-    with _phases("planning"):
-        table = bound_table(tuple(map(load_machine, MACHINES)))
+    chosen = tuple(map(load_machine, MACHINES))
+    with _phases("planning") as report:
+        table = size_table(chosen, progress=report) if sizes else bound_table(chosen, streams)
     if as_json:
         sys.stdout.write(json.dumps(table.result(), indent=2) + "\n")
+    elif sizes:
+        print_size_table(table, out)
     else:
         print_bound_table(table, out)
 
@@ -291,15 +302,16 @@ def bench_rtl(
 @app.command()
 def machines() -> None:
     """List the ready-made machines and what their recurrence costs."""
-    from sharp.model.timing import Contract
+    from sharp.model.timing import LSTM, Contract
 
-    table = Table("machine", "MACs", "tile rows", "lanes", "format", "L cycles", "hash", title="Ready-made machines")
+    table = Table("machine", "MACs", "K", "lanes", "streams", "format", "L", "hash", title="Ready-made machines")
     for name in machine_names():
         each = load_machine(name)
-        rows = f"{each.tile_rows.min} to {each.tile_rows.max}"
-        table.add_row(name, f"{each.macs:,}", rows, str(each.lanes), each.format, str(Contract(each).recurrence_cycles), each.hash)
+        rows = f"{each.tile_rows.min}-{each.tile_rows.max}"
+        recurrence = Contract(each).recurrence_cycles(LSTM)
+        table.add_row(name, f"{each.macs:,}", rows, str(each.lanes), str(each.streams), each.format, str(recurrence), each.hash)
     out.print(table)
-    out.print("L: cycles from the last tile of a step to the first tile that needs its h")
+    out.print("K: tile rows; L: cycles from the last tile of an LSTM's step to a tile that needs its h")
 
 
 @app.command()
@@ -334,8 +346,7 @@ def _require_fit(network: Network, machine: Machine, schedules: Sequence[str], h
     from sharp.model.planner import plan
 
     for shape, schedule in product(network.shapes, schedules):
-        if shape.cell in SUPPORTED_CELLS:
-            plan(machine, shape, steps=1, schedule=schedule, tile=height)
+        plan(machine, shape, steps=1, schedule=schedule, tile=height)
 
 
 def _tile(text: str) -> int | None:

@@ -1,43 +1,48 @@
 """Runs a network on a machine: predicts it, computes its values, runs it on the RTL if asked, and compares.
 
-An ONNX model's other nodes run on the host; a network known by its shapes runs level after level. Every recurrent layer
-is one program and, on the RTL, one run; so is each direction of an ONNX node and each element of its batch. Cycles and
-events add up over the runs, which are the layers below.
+An ONNX model's other nodes run on the host; any other network runs level after level. What is independent of each other
+runs together, as many streams as the machine has: elements of a batch and both directions of a level. Levels of one layer
+run together too where that takes fewer cycles, each a step or two behind the one before. Every such group is one program
+and, on the RTL, one run; cycles and events add up over the runs.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import onnxruntime
 
 from sharp.model import numerics
-from sharp.model.errors import NetworkError
+from sharp.model.errors import ConfigError, NetworkError
 from sharp.model.machine import Machine
-from sharp.model.network import LstmLayer, Network, require_values
+from sharp.model.compiler import Recurrence
+from sharp.model.layer import Layer, require_values
+from sharp.model.network import Network
 from sharp.model.numerics import Values
-from sharp.model.planner import Plan, plan
-from sharp.model.program import Program
+from sharp.model.planner import Plan, plan_streams
+from sharp.model.program import Tiling
+from sharp.model.sequence import Result, Task
 from sharp.model.timing import IDLE_REASONS
 
 from . import bench
 from .bench_driver import Trace
 from .host import HostGraph
+from .packaged import TASKS, Score
 from .sound import silero_chunks, speech_and_noise
 
 Progress = Callable[[str], None]
 INPUT_SEED = 1
+DEFAULT_STEPS = 50  # of seeded inputs for a network whose length comes with its inputs
 
 
 @dataclass(frozen=True)
-class LayerRun:
-    """One recurrent layer's run: plan, program with its images, float16 inputs, model values and, from the RTL, a trace."""
+class MachineRun:
+    """A run of the machine: its plan, what the model computes and, from the RTL, a trace."""
 
     name: str
     plan: Plan
-    program: Program
-    inputs: np.ndarray
     values: Values
     trace: Trace | None = None
 
@@ -48,7 +53,8 @@ class LayerRun:
 
     @property
     def values_match(self) -> bool:
-        return _same_bits(self.trace.outputs, self.values.outputs) and _same_bits(self.trace.cell, self.values.cell)
+        pairs = zip(self.trace.outputs + self.trace.states, self.values.outputs + self.values.states, strict=True)
+        return all(_same_bits(*pair) for pair in pairs)
 
     @property
     def cycles_match(self) -> bool:
@@ -67,19 +73,23 @@ def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Execution:
-    """A network's run on a machine: its layers' runs, its outputs by name, and the reference's outputs, if there is one."""
+    """A network on a machine: the machine's runs, its outputs by name, and the reference's outputs, if there is one.
+
+    score : how well a real task is done, for a network that comes with one and is run without inputs
+    """
 
     network: Network
     machine: Machine
     schedule: str
-    layers: tuple[LayerRun, ...]
+    runs: tuple[MachineRun, ...]
     outputs: Mapping[str, np.ndarray]
     reference: Mapping[str, np.ndarray] | None = None
     simulated: bool = False
+    score: Score | None = None
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        return {name: sum(layer.counts[name] for layer in self.layers) for name in self.layers[0].counts}
+        return {name: sum(run.counts[name] for run in self.runs) for name in self.runs[0].counts}
 
     @property
     def cycles(self) -> int:
@@ -88,11 +98,11 @@ class Execution:
     @property
     def steps(self) -> int:
         """Steps of the longest run: elements of a batch may be shorter."""
-        return max(layer.plan.steps for layer in self.layers)
+        return max(run.plan.steps for run in self.runs)
 
     @property
     def bound_cycles(self) -> int:
-        return sum(layer.plan.bound_cycles for layer in self.layers)
+        return sum(run.plan.bound_cycles for run in self.runs)
 
     @property
     def utilisation(self) -> float:
@@ -115,19 +125,19 @@ class Execution:
 
     @property
     def matches(self) -> bool:
-        return all(layer.values_match and layer.cycles_match and layer.events_match for layer in self.layers)
+        return all(run.values_match and run.cycles_match and run.events_match for run in self.runs)
 
     def result(self) -> dict:
         """Return what `result.json` holds."""
         rtl = reference = None
         if self.simulated:
-            cycles = sum(layer.trace.counts["cycles"] for layer in self.layers)
+            cycles = sum(run.trace.counts["cycles"] for run in self.runs)
             rtl = {
                 "cycles": cycles,
-                "values_match": all(layer.values_match for layer in self.layers),
-                "cycles_match": all(layer.cycles_match for layer in self.layers),
-                "events_match": all(layer.events_match for layer in self.layers),
-                "cycles_per_second": cycles / sum(layer.trace.seconds for layer in self.layers),
+                "values_match": all(run.values_match for run in self.runs),
+                "cycles_match": all(run.cycles_match for run in self.runs),
+                "events_match": all(run.events_match for run in self.runs),
+                "cycles_per_second": cycles / sum(run.trace.seconds for run in self.runs),
             }
         if self.reference is not None:
             reference = {
@@ -138,18 +148,26 @@ class Execution:
             "network": self.network.name,
             "machine": {"name": self.machine.name, "hash": self.machine.hash},
             "schedule": self.schedule,
-            "layers": [
+            "runs": [
                 {
-                    "name": layer.name,
-                    "inputs": layer.plan.shape.inputs,
-                    "hidden": layer.plan.shape.hidden,
-                    "tile_rows": layer.program.tile,
-                    "steps": layer.plan.steps,
-                    "cycles": layer.counts["cycles"],
-                    "bound_cycles": layer.plan.bound_cycles,
-                    "idle": layer.plan.timing.idle,
+                    "name": run.name,
+                    "streams": [
+                        {
+                            "cell": run.plan.shapes[each.layer].cell,
+                            "inputs": run.plan.shapes[each.layer].inputs,
+                            "hidden": run.plan.shapes[each.layer].hidden,
+                            "steps": each.steps,
+                            "follows": each.source,
+                        }
+                        for each in run.plan.recurrences
+                    ],
+                    "tile_rows": run.plan.program.tile,
+                    "steps": run.plan.steps,
+                    "cycles": run.counts["cycles"],
+                    "bound_cycles": run.plan.bound_cycles,
+                    "idle": run.plan.timing.idle,
                 }
-                for layer in self.layers
+                for run in self.runs
             ],
             "cycles": self.cycles,
             "steps": self.steps,
@@ -162,6 +180,7 @@ class Execution:
             "idle": {reason: self.counts[f"idle_{reason}"] for reason in IDLE_REASONS},
             "rtl": rtl,
             "reference": reference,
+            "score": None if self.score is None else asdict(self.score),
         }
 
 
@@ -170,34 +189,92 @@ def _max_abs_error(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 @dataclass
-class _Runner:
-    """Runs layers one by one on the model and, asked to, on the RTL."""
+class MachineRecurrent:
+    """Runs tasks on the model of a machine and, asked to, on its RTL; what it has done stands in `runs`.
+
+    streams : most that run together, at most as many as the machine has
+    """
 
     machine: Machine
     schedule: str
     tile: int | None
     rtl: bool
-    progress: Progress
-    runs: list[LayerRun] = field(default_factory=list)
+    streams: int
+    progress: Progress = lambda phase: None
+    runs: list[MachineRun] = field(default_factory=list)
 
-    def __call__(self, layer: LstmLayer, x: np.ndarray, hidden: np.ndarray, cell: np.ndarray) -> tuple[np.ndarray, ...]:
-        self.progress(f"predicting {layer.name}")
-        planned = plan(self.machine, layer.shape, steps=len(x), schedule=self.schedule, tile=self.tile)
-        program = planned.loaded(layer, hidden, cell)
-        inputs = np.asarray(x, np.float32).astype(np.float16)
-        if layer.reverse:
-            inputs = inputs[::-1]
-        self.progress(f"computing {layer.name}")
+    def __call__(self, tasks: Sequence[Task]) -> list[Result]:
+        """Run independent tasks, those of like length together; results are in the tasks' order."""
+        order = sorted(range(len(tasks)), key=lambda index: -len(tasks[index].x))
+        results: dict[int, Result] = {}
+        for first in range(0, len(order), self.streams):
+            group = order[first : first + self.streams]
+            together = [tasks[index] for index in group]
+            for part in self._fitting(together):
+                layers = list({id(task.layer): task.layer for task in part}.values())
+                places = {id(layer): index for index, layer in enumerate(layers)}
+                recurrences = [Recurrence(places[id(task.layer)], len(task.x)) for task in part]
+                done = self._run(layers, recurrences, part, self._plan(layers, recurrences))
+                results.update(zip(group, done))
+                group = group[len(part) :]
+        return [results[index] for index in range(len(tasks))]
+
+    def chain(self, tasks: Sequence[Task]) -> list[Result] | None:
+        """Run tasks of which each takes the outputs of the one before, if that takes fewer cycles together than one by one.
+
+        The x of all but the first is None. Returns None where one by one is better or the machine cannot hold them together.
+        """
+        layers, steps = [task.layer for task in tasks], len(tasks[0].x)
+        recurrences = [Recurrence(index, steps, index - 1 if index else None) for index in range(len(tasks))]
+        try:
+            together = self._plan(layers, recurrences)
+        except NetworkError:
+            return None
+        alone = sum(self._plan([layer], [Recurrence(0, steps)]).timing.cycles for layer in layers)
+        if together.timing.cycles >= alone:
+            return None
+        return self._run(layers, recurrences, tasks, together)
+
+    def _plan(self, layers: Sequence[Layer], recurrences: Sequence[Recurrence]) -> Plan:
+        self.progress(f"predicting {_names(layers)}")
+        tilings = None if self.tile is None else [Tiling(self.tile, self.tile)] * len(layers)
+        return plan_streams(self.machine, [layer.shape for layer in layers], recurrences, schedule=self.schedule, tilings=tilings)
+
+    def _fitting(self, tasks: Sequence[Task]) -> list[Sequence[Task]]:
+        """Return the tasks in groups that fit the machine: all together, or each alone."""
+        if len(tasks) > 1:
+            layers = list({id(task.layer): task.layer for task in tasks}.values())
+            recurrences = [Recurrence([id(layer) for layer in layers].index(id(task.layer)), len(task.x)) for task in tasks]
+            try:
+                self._plan(layers, recurrences)
+            except NetworkError:
+                return [[task] for task in tasks]
+        return [tasks]
+
+    def _run(self, layers: Sequence[Layer], recurrences: Sequence[Recurrence], tasks: Sequence[Task], planned: Plan) -> list[Result]:
+        program = planned.loaded(layers, [(task.hidden, task.cell) for task in tasks])
+        inputs = program.input_stream([None if task.x is None else np.asarray(task.x, np.float32).astype(np.float16) for task in tasks])
+        name = _names(layers)
+        self.progress(f"computing {name}")
         values = numerics.execute(program, inputs)
         trace = None
         if self.rtl:
             run = bench.Run(program, inputs, planned.timing)
-            (trace,) = bench.simulate(self.machine, [run], lambda phase: self.progress(f"RTL of {layer.name}: {phase}"))
-        self.runs.append(LayerRun(layer.name, planned, program, inputs, values, trace))
-        outputs = values.outputs.astype(np.float32)
-        if layer.reverse:
-            outputs = outputs[::-1]
-        return outputs, values.outputs[-1].astype(np.float32), values.cell
+            (trace,) = bench.simulate(self.machine, [run], lambda phase: self.progress(f"RTL of {name}: {phase}"))
+        self.runs.append(MachineRun(name, planned, values, trace))
+        return [
+            Result(y.astype(np.float32), y[-1].astype(np.float32), state if len(state) else None)
+            for y, state in zip(values.outputs, values.states, strict=True)
+        ]
+
+
+def _names(layers: Sequence[Layer]) -> str:
+    return " + ".join(dict.fromkeys(layer.name for layer in layers))
+
+
+def machine_recurrent(machine: Machine) -> MachineRecurrent:
+    """Return what computes tasks with the numerics of `machine`, all its streams and its best schedule and tiles."""
+    return MachineRecurrent(machine, "unfolded", None, False, machine.streams)
 
 
 def execute(
@@ -207,17 +284,21 @@ def execute(
     schedule: str,
     tile: int | None,
     inputs: Mapping[str, np.ndarray] | None = None,
+    streams: int | None = None,
     rtl: bool = False,
     progress: Progress = lambda phase: None,
 ) -> Execution:
     """Run `network` on `machine`.
 
-    inputs : arrays by input name; None takes the network's own (a sound, or seeded random vectors)
+    inputs : arrays by input name; None takes the network's own (a task, a sound, or seeded random vectors)
     tile : rows of a tile, None for the best
+    streams : most recurrences that run together, None for as many as the machine has
 
     Raises ConfigError and NetworkError for what the user can set right, SimulationError when the RTL's bench fails.
     """
-    runner = _Runner(machine, schedule, tile, rtl, progress)
+    if streams is not None and not 1 <= streams <= machine.streams:
+        raise ConfigError(f"streams must be 1 to {machine.streams}, those of machine {machine.name}, not {streams}")
+    runner = MachineRecurrent(machine, schedule, tile, rtl, streams or machine.streams, progress)
     reference = None
     if network.model_file is not None:
         graph = HostGraph.load(network.model_file)
@@ -225,6 +306,10 @@ def execute(
         outputs = graph.run(given, runner)
         progress("running the reference")
         reference = graph.reference(given)
+    elif inputs is None and network.name in TASKS:
+        progress(f"running the task of {network.name}")
+        score = TASKS[network.name](runner)
+        return Execution(network, machine, schedule, tuple(runner.runs), {}, None, rtl, score)
     else:
         outputs = _run_levels(network, _level_input(network, inputs), runner)
     return Execution(network, machine, schedule, tuple(runner.runs), outputs, reference, rtl)
@@ -243,9 +328,17 @@ def default_inputs(network: Network, graph: HostGraph) -> dict[str, np.ndarray]:
 def _level_input(network: Network, inputs: Mapping[str, np.ndarray] | None) -> np.ndarray:
     """Return float32[steps, D], the first level's input: `x` of the given inputs, or seeded random values in +-1."""
     elements = network.levels[0][0].inputs
+    for before, level in pairwise(network.levels):
+        outputs = sum(shape.outputs for shape in before)
+        if level[0].inputs != outputs:
+            task = f": run it without inputs, as the task of {network.name}" if network.name in TASKS else ""
+            raise NetworkError(
+                f"network {network.name}: layer {level[0].name} must take the {outputs} outputs of the layers before, not {level[0].inputs}"
+                f" values (other work lies between them){task}"
+            )
     if inputs is None:
         generator = np.random.Generator(np.random.PCG64(INPUT_SEED))
-        return 2 * generator.random((network.steps, elements), dtype=np.float32) - 1
+        return 2 * generator.random((network.steps or DEFAULT_STEPS, elements), dtype=np.float32) - 1
     if set(inputs) != {"x"}:
         raise NetworkError(f"inputs of network {network.name} must be x float32 (steps, {elements}), not {', '.join(inputs) or 'nothing'}")
     x = inputs["x"]
@@ -255,21 +348,45 @@ def _level_input(network: Network, inputs: Mapping[str, np.ndarray] | None) -> n
     return x
 
 
-def _run_levels(network: Network, x: np.ndarray, runner: _Runner) -> dict[str, np.ndarray]:
-    """Run the levels one after another; return the last level's outputs `y`, and `h` and `c` of all layers in order."""
-    layers = iter(network.layers)
-    hiddens, cells = [], []
-    for level in network.levels:
-        results = []
-        for _ in level:
-            layer = next(layers)
-            zeros = np.zeros(layer.hidden, np.float32)
-            hidden = zeros if layer.initial_hidden is None else layer.initial_hidden
-            cell = zeros if layer.initial_cell is None else layer.initial_cell
-            output, last_hidden, last_cell = runner(layer, x, hidden, cell)
-            results.append(output)
-            hiddens.append(last_hidden)
-            cells.append(last_cell)
-        x = np.concatenate(results, axis=1)
-    return {"y": x, "h": np.stack(hiddens), "c": np.stack(cells)}
+def _run_levels(network: Network, x: np.ndarray, runner: MachineRecurrent) -> dict[str, np.ndarray]:
+    """Run the levels one after another; return the last level's outputs `y`, and `h` and `c` of all layers in order.
 
+    `c` holds the LSTMs' cell states alone. Where layers differ in size, the shorter states end in zeros.
+    """
+    layers = iter(network.layers)
+    levels = [[_task(next(layers), x) for _ in level] for level in network.levels]
+    results: list[Result] = []
+    position = 0
+    while position < len(levels):
+        count = 1
+        while position + count < len(levels) and count < runner.streams and _can_follow(levels[position : position + count + 1]):
+            count += 1
+        chained = [level[0] for level in levels[position : position + count]]
+        done = runner.chain([replace(task, x=None if index else x) for index, task in enumerate(chained)]) if count > 1 else None
+        if done is None:
+            level, count = levels[position], 1
+            done = runner([replace(task, x=x[::-1] if task.layer.reverse else x) for task in level])
+            x = np.concatenate([each.y[::-1] if task.layer.reverse else each.y for task, each in zip(level, done, strict=True)], axis=1)
+        else:
+            x = done[-1].y
+        results += done
+        position += count
+    cells = [each.cell for each in results if each.cell is not None]
+    return {"y": x, "h": _stacked([each.hidden for each in results])} | ({"c": _stacked(cells)} if cells else {})
+
+
+def _task(layer: Layer, x: np.ndarray) -> Task:
+    """Return the task of a layer from its own states on; its x is set when the level's is there."""
+    hidden = np.zeros(layer.outputs, np.float32) if layer.initial_hidden is None else layer.initial_hidden
+    cell = np.zeros(layer.hidden, np.float32) if layer.initial_cell is None else layer.initial_cell
+    return Task(layer, x, hidden, cell if layer.cell == "lstm" else None)
+
+
+def _can_follow(levels: Sequence[Sequence[Task]]) -> bool:
+    """Return whether each level is one layer that reads time forwards."""
+    return all(len(level) == 1 and not level[0].layer.reverse for level in levels)
+
+
+def _stacked(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    length = max(map(len, vectors))
+    return np.stack([np.pad(vector, (0, length - len(vector))) for vector in vectors])

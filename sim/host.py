@@ -1,12 +1,12 @@
-"""The host's share of an ONNX model: everything but the LSTM nodes, which go to the accelerator.
+"""The host's share of an ONNX model: everything but the recurrent nodes, which go to the accelerator.
 
-Three rules. The graph is run in its own order, cut at each LSTM node and at each `If` that holds one; onnxruntime runs
+Three rules. The graph is run in its own order, cut at each recurrent node and at each `If` that holds one; onnxruntime runs
 the pieces between. Which branch is taken is known when its condition has been computed. Everything that enters a
-recurrent node is checked, so that no NaN or infinity reaches the accelerator, which runs one sequence in one direction:
-each direction of a node and each element of a batch is a run of its own.
+recurrent node is checked, so that no NaN or infinity reaches the accelerator. Its tasks are handed over together: one for
+each direction of the node and each element of the batch, over the element's valid steps, in the order of the walk.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,21 +16,21 @@ import onnx
 import onnxruntime
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
-from sharp.model.errors import NetworkError
-from sharp.model.network import LstmLayer, require_values
+from sharp.model.errors import NetworkError, one_line_errors
+from sharp.model.layer import require_values
 from sharp.model.onnx_reader import (
     Level,
     OnnxModel,
     Scope,
     make_session,
     node_name,
-    one_line_errors,
     open_session,
     read_model,
     used_names,
 )
+from sharp.model.sequence import Result, Task
 
-Recurrent = Callable[[LstmLayer, np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+Recurrent = Callable[[Sequence[Task]], Sequence[Result]]
 Values = dict[str, "np.ndarray | TensorProto"]
 
 
@@ -59,10 +59,10 @@ class Port:
 
 
 class HostGraph:
-    """An ONNX model whose LSTM nodes somebody else computes.
+    """An ONNX model whose recurrent nodes somebody else computes.
 
     inputs, outputs : ports, without the inputs that have a default
-    layers : the LSTM layers of the levels that `read_levels` lists
+    layers : the layers of the levels that `read_levels` lists
     """
 
     def __init__(self, model: OnnxModel) -> None:
@@ -111,15 +111,13 @@ class HostGraph:
             require_values(where, array, float16=False)
 
     def run(self, inputs: Mapping[str, np.ndarray], recurrent: Recurrent) -> dict[str, np.ndarray]:
-        """Run the model with `recurrent` in the place of its LSTM nodes.
+        """Run the model with `recurrent` in the place of its recurrent nodes.
 
-        recurrent(layer, x : float32[T, D], h0 : float32[H], c0 : float32[H]) returns y : float32[T, H], h : float32[H]
-        and c : float32[H], x and y in the order of the input in a reverse layer too. It is called for each LSTM node that
-        runs, in order: for each direction, forward first, and in it for each element of the batch, over the steps that
-        `sequence_lens` leaves it; with none left it is not called. Cycles add up over the calls. In a batch of more than
-        one, element n's layer is called `name[n]`.
+        recurrent(tasks) returns a result for each task, in the same order. It is called once for each recurrent node that
+        runs, in the order of the graph, with all tasks of the node: the forward direction's first, and of a direction one for
+        each element of the batch that `sequence_lens` leaves any steps; where no element has any, it is not called.
         Returns the model's outputs by name. `NetworkError` for inputs that `check_inputs` refuses, for a node that
-        fails, and for values that an LSTM node may not be given.
+        fails, and for values that a recurrent node may not be given.
         """
         self.check_inputs(inputs)
         results = self._run_scope(self._model.main, dict(inputs), recurrent)
@@ -173,13 +171,13 @@ class HostGraph:
         values.update(zip(outputs, self._sessions[key].run(outputs, feeds)))
 
     def _run_level(self, level: Level, node: NodeProto, values: Values, recurrent: Recurrent) -> tuple[np.ndarray, ...]:
-        """Run an LSTM node, each direction and each element of its batch by itself; return its Y, Y_h and Y_c.
+        """Run a recurrent node; return its Y, Y_h and, of an LSTM, Y_c.
 
-        Y is zero past an element's length; an element of length 0 is not run, and its states are zero, as in onnxruntime.
+        Y is zero past an element's length; an element of length 0 makes no task, and its states are zero, as in onnxruntime.
         """
         where = f"node {node_name(node)!r}"
         names = [*node.input, *[""] * 7]
-        inputs, hidden = level[0].inputs, level[0].hidden
+        inputs, outputs, hidden = level[0].inputs, level[0].outputs, level[0].hidden
         x = _array(values[names[0]])
         if x.dtype != np.float32 or x.ndim != 3 or x.shape[2] != inputs or 0 in x.shape:
             raise NetworkError(f"{where}: X must be float32 (steps, batch, {inputs}), not {x.dtype} {x.shape}")
@@ -190,25 +188,29 @@ class HostGraph:
         if lengths.min() < 0 or lengths.max() > steps:
             raise NetworkError(f"{where}: sequence_lens must be from 0 to {steps}, the steps of X, not {lengths.tolist()}")
         # What lies past an element's length goes nowhere.
-        valid = np.where(np.arange(steps)[:, None, None] < lengths[:, None], x, np.float32(0))
-        shape = (len(level), batch, hidden)
-        states = []
-        for what, name in (("initial_h", names[5]), ("initial_c", names[6])):
-            state = _array(values[name]) if name else np.zeros(shape, np.float32)
-            if state.dtype != np.float32 or state.shape != shape:
-                raise NetworkError(f"{where}: {what} must be float32 {shape}, not {state.dtype} {state.shape}")
-            states.append(state)
-        for what, array in (("X", valid), ("initial_h", states[0]), ("initial_c", states[1])):
-            require_values(f"{where}: {what}", array, float16=what != "initial_c")
-        y = np.zeros((steps, *shape), np.float32)
-        h, c = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        for direction, layer in enumerate(level):
-            for element, length in enumerate(lengths.tolist()):
-                if length:
-                    named = layer if batch == 1 else layer.replace(name=f"{layer.name}[{element}]")
-                    place = direction, element
-                    y[:length, *place], h[place], c[place] = recurrent(named, x[:length, element], states[0][place], states[1][place])
-        return y, h, c
+        require_values(f"{where}: X", np.where(np.arange(steps)[:, None, None] < lengths[:, None], x, np.float32(0)), float16=True)
+        sizes = {"initial_h": outputs, "initial_c": hidden} if level[0].cell == "lstm" else {"initial_h": outputs}
+        initial = {}
+        for (what, size), name in zip(sizes.items(), names[5:]):
+            shape = (len(level), batch, size)
+            initial[what] = _array(values[name]) if name else np.zeros(shape, np.float32)
+            if initial[what].dtype != np.float32 or initial[what].shape != shape:
+                raise NetworkError(f"{where}: {what} must be float32 {shape}, not {initial[what].dtype} {initial[what].shape}")
+            require_values(f"{where}: {what}", initial[what], float16=what == "initial_h")
+        places = [(direction, element) for direction in range(len(level)) for element in range(batch) if lengths[element]]
+        tasks = []
+        for direction, element in places:
+            valid = x[: lengths[element], element]
+            states = [state[direction, element] for state in initial.values()]
+            turned = valid[::-1] if level[direction].reverse else valid
+            tasks.append(Task(level[direction], turned, *states, element=element if batch > 1 else None))
+        y = np.zeros((steps, len(level), batch, outputs), np.float32)
+        last = [np.zeros_like(state) for state in initial.values()]
+        for place, task, result in zip(places, tasks, recurrent(tasks) if tasks else (), strict=True):
+            y[: len(task.x), *place] = result.y[::-1] if task.layer.reverse else result.y
+            for state, value in zip(last, (result.hidden, result.cell)):
+                state[place] = value
+        return y, *last
 
 
 def _array(value: "np.ndarray | TensorProto") -> np.ndarray:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .execution import Execution, LayerRun
+from .execution import Execution, MachineRun
 from .files import npz, require_writable, write_whole
 from .timeline import figure, trace_events
 
@@ -23,6 +23,7 @@ IDLE_MEANINGS = {
     "program": "no instruction",
     "input": "wait for x",
     "hidden": "wait for h",
+    "weights": "wait for weights",
     "accumulator": "wait for a sum",
     "drained": "after last tile",
 }
@@ -35,6 +36,7 @@ EVENT_UNITS = {
     "tree_additions": "fp32 additions",
     "accumulations": "fp32 additions",
     "weight_word_reads": "words, a weight per MAC",
+    "weight_writes": "words from memory",
     "input_reads": "x elements",
     "input_writes": "x elements",
     "hidden_reads": "h elements",
@@ -43,6 +45,9 @@ EVENT_UNITS = {
     "bias_reads": "biases among the sums",
     "drained_rows": "sums to the lanes",
     "gate_activations": "gates",
+    "cell_activations": "neurons",
+    "lane_multiplications": "products",
+    "lane_additions": "additions",
     "gate_writes": "gates",
     "gate_reads": "gates",
     "cell_updates": "neurons",
@@ -67,8 +72,8 @@ def print_runs(executions: Sequence[Execution], console: Console) -> None:
     def row(name: str, cell: Callable[[dict], str]) -> None:
         table.add_row(name, *(cell(result) for result in results))
 
-    groups = [_groups(execution.layers) for execution in executions]
-    table.add_row("LSTM layers", *("\n".join(shape for shape, _ in each) for each in groups))
+    groups = [_groups(execution.runs) for execution in executions]
+    table.add_row("layers", *("\n".join(shape for shape, _ in each) for each in groups))
     table.add_row("tile rows K", *("\n".join(str(tile) for _, tile in each) for each in groups))
     row("steps", lambda result: f"{result['steps']:,}")
     row("cycles", lambda result: f"[bold]{result['cycles']:,}[/]")
@@ -93,6 +98,11 @@ def print_runs(executions: Sequence[Execution], console: Console) -> None:
         table.add_section()
         for name in first.reference:
             row(f"error of {escape(name)}", lambda result, name=name: f"{result['reference']['max_abs_error'][name]:.2e}")
+    if first.score is not None:
+        table.add_section()
+        row(first.score.measure, lambda result: f"{result['score']['value']:.4g}")
+        row("  in float64", lambda result: f"{result['score']['reference']:.4g}")
+        row("  alike", lambda result: _percent(result["score"]["agreement"]))
     console.print(title, highlight=False)
     console.print(table, highlight=False)
     if first.reference is not None:
@@ -111,11 +121,19 @@ def _events(executions: Sequence[Execution], results: Sequence[dict]) -> Table:
     return table
 
 
-def _groups(layers: Sequence[LayerRun]) -> list[tuple[str, int]]:
-    """Return shape and tile rows of the layers, once for those of the same kind that follow each other."""
-    kinds = [(layer.plan.shape.inputs, layer.plan.shape.hidden, layer.program.tile) for layer in layers]
+def _groups(runs: Sequence[MachineRun]) -> list[tuple[str, int]]:
+    """Return streams and tile rows of the runs, once for those of the same kind that follow each other."""
+    kinds = [(_streams(run), run.plan.program.tile) for run in runs]
     groups = [(kind, len(list(group))) for kind, group in groupby(kinds)]
-    return [(f"{'' if count == 1 else f'{count} x '}{inputs} -> {hidden}", tile) for (inputs, hidden, tile), count in groups]
+    return [(f"{'' if count == 1 else f'{count} x '}{streams}", tile) for (streams, tile), count in groups]
+
+
+def _streams(run: MachineRun) -> str:
+    """Return the layers of a run's streams, ` | ` between those that run together."""
+    shapes = [run.plan.shapes[each.layer] for each in run.plan.recurrences]
+    names = [f"{shape.cell.upper()} {shape.inputs} -> {shape.hidden}" for shape in shapes]
+    groups = [(name, len(list(group))) for name, group in groupby(names)]
+    return " | ".join(name if count == 1 else f"({name}) x {count}" for name, count in groups)
 
 
 def _percent(share: float) -> str:
@@ -136,9 +154,9 @@ def _time(seconds: float) -> str:
 def write_run(execution: Execution, folder: Path) -> None:
     """Write RESULT_FILES to `folder`, which is made; ConfigError if it cannot be written.
 
-    The picture is that of the layer with the most cycles.
+    The picture is that of the run with the most cycles.
     """
-    plans = [(layer.name, layer.plan) for layer in execution.layers]
+    plans = [(run.name, run.plan) for run in execution.runs]
     name, slowest = max(plans, key=lambda named: named[1].timing.cycles)
     where = execution.network.name if len(plans) == 1 else f"{execution.network.name}, layer {name},"
     title = f"{where} on {execution.machine.name}, {execution.schedule}, tile K = {slowest.program.tile}"

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from sharp.model.layer import LayerShape
 from sharp.model.machine import Machine
+from sharp.model.program import Tiling
 
 from . import bench
-from .verification import Case, check
+from .verification import Case, LayerCase, StreamCase, check
 
 HIDDEN, STEPS, SEED = 128, 60, 1
 
@@ -53,20 +55,9 @@ def _empty_cache():
 def measure(machine: Machine, progress: Callable[[str], None] = lambda phase: None) -> Speed:
     """Build and run `machine`; raises as `bench.simulate`."""
     height = machine.tile_heights[0]
-    case = Case(
-        machine=machine,
-        inputs=HIDDEN,
-        hidden=HIDDEN,
-        steps=STEPS,
-        schedule="unfolded",
-        input_rows=height,
-        hidden_rows=height,
-        tail_columns=0,
-        tail_blocks=1,
-        seed=SEED,
-        stall_seed=None,
-        large_cell=False,
-    )
+    layer = LayerCase.of(LayerShape(name="lstm", cell="lstm", inputs=HIDDEN, hidden=HIDDEN), Tiling(height, height))
+    streams = (StreamCase(layer=0, steps=STEPS, source=None),)
+    case = Case(machine=machine, layers=(layer,), streams=streams, schedule="unfolded", seed=SEED, stall_seed=None)
     with _empty_cache():
         bench.verilog_text.cache_clear()
         start = time.perf_counter()

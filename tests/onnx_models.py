@@ -1,4 +1,4 @@
-"""Small ONNX models with LSTM nodes, and a plain float32 LSTM to stand where the accelerator will."""
+"""Small ONNX models with recurrent nodes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,18 +7,23 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from sharp.model.network import LstmLayer
-
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
 OUTPUTS = ("Y", "Y_h", "Y_c")
 DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 
 
-def random_weights(inputs: int, hidden: int, seed: int = 0, directions: int = 1) -> dict[str, np.ndarray]:
-    """W, R and B as an ONNX LSTM node takes them."""
-    generator = np.random.default_rng(seed)
-    shapes = {"W": (directions, 4 * hidden, inputs), "R": (directions, 4 * hidden, hidden), "B": (directions, 8 * hidden)}
-    return {name: generator.uniform(-0.7, 0.7, shape).astype(np.float32) for name, shape in shapes.items()}
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def random_weights(
+    inputs: int, hidden: int, seed: int = 0, directions: int = 1, op: str = "LSTM", bound: float = 0.7
+) -> dict[str, np.ndarray]:
+    """W, R, B and, of an LSTM, P as an ONNX node takes them, uniform within +-bound."""
+    generator, rows = np.random.default_rng(seed), GATES[op] * hidden
+    shapes = {"W": (directions, rows, inputs), "R": (directions, rows, hidden), "B": (directions, 2 * rows)}
+    if op == "LSTM":
+        shapes["P"] = (directions, 3 * hidden)
+    return {name: generator.uniform(-bound, bound, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def constant(name: str, array: np.ndarray) -> NodeProto:
@@ -85,10 +90,15 @@ def value_info(name: str, shape, kind: int = FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def lstm(hidden: int, inputs: str = "X W R B", name: str = "cell", outputs=OUTPUTS, **attributes) -> NodeProto:
-    """An LSTM node; in `inputs`, a dash stands for an input left out."""
+def recurrent(op: str, hidden: int, inputs: str = "X W R B", name: str = "cell", outputs=None, **attributes) -> NodeProto:
+    """A node of kind `op`; in `inputs`, a dash stands for an input left out."""
     names = ["" if word == "-" else word for word in inputs.split()]
-    return helper.make_node("LSTM", names, list(outputs), name=name, hidden_size=hidden, **attributes)
+    outputs = (OUTPUTS if op == "LSTM" else OUTPUTS[:2]) if outputs is None else outputs
+    return helper.make_node(op, names, list(outputs), name=name, hidden_size=hidden, **attributes)
+
+
+def lstm(hidden: int, inputs: str = "X W R B", name: str = "cell", outputs=OUTPUTS, **attributes) -> NodeProto:
+    return recurrent("LSTM", hidden, inputs, name, outputs, **attributes)
 
 
 def lstm_outputs(hidden: int) -> list[onnx.ValueInfoProto]:
@@ -101,26 +111,97 @@ def model(nodes, inputs, outputs, initialisers=None, opset: int = 17) -> ModelPr
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
-def lstm_model(inputs: int, hidden: int, *, words: str = "X W R B", made_by: str = "initialiser", states=None, seed: int = 0, **attributes):
-    """One LSTM node over the graph input X.
+def recurrent_model(
+    op: str,
+    inputs: int,
+    hidden: int,
+    *,
+    words: str = "X W R B",
+    made_by: str = "initialiser",
+    states=None,
+    seed: int = 0,
+    bound: float = 0.7,
+    **attributes,
+) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """One node of kind `op` over the graph input X.
 
     words : inputs of the node; made_by : "initialiser" or a key of `WEIGHT_MAKERS`; states : initial states and sequence_lens
     that are constants, others are graph inputs. Returns the model and its weights.
     """
     directions = DIRECTIONS.get(attributes.get("direction"), 1)
-    weights = random_weights(inputs, hidden, seed, directions)
+    weights = random_weights(inputs, hidden, seed, directions, op, bound)
     constants = {**{name: weights[name] for name in weights if name in words.split()}, **(states or {})}
-    batch_first = attributes.get("layout") == 1
-    ports = [value_info("X", ("batch", "steps", inputs) if batch_first else ("steps", "batch", inputs))]
-    shape = ("batch", directions, hidden) if batch_first else (directions, "batch", hidden)
-    ports += [value_info(name, shape) for name in ("initial_h", "initial_c") if name in words and name not in constants]
-    if "sequence_lens" in words and "sequence_lens" not in constants:
-        ports.append(value_info("sequence_lens", ("batch",), TensorProto.INT32))
     nodes = [] if made_by == "initialiser" else [n for name, array in constants.items() for n in WEIGHT_MAKERS[made_by](name, array)]
-    initialisers = constants if made_by == "initialiser" else {}
+    node = recurrent(op, hidden, words, **attributes)
+    ports = node_ports(node, inputs, hidden, directions, constants)
+    return model([*nodes, node], *ports, constants if made_by == "initialiser" else {}), weights
+
+
+def node_ports(node: NodeProto, inputs: int, hidden: int, directions: int, constants) -> tuple[list, list]:
+    """Inputs and outputs of a model of this one node, without the inputs that are constants."""
+    batch_first = any(attribute.name == "layout" and attribute.i == 1 for attribute in node.attribute)
+    state = ("batch", directions, hidden) if batch_first else (directions, "batch", hidden)
+    infos = {
+        "X": value_info("X", ("batch", "steps", inputs) if batch_first else ("steps", "batch", inputs)),
+        "sequence_lens": value_info("sequence_lens", ("batch",), TensorProto.INT32),
+        "initial_h": value_info("initial_h", state),
+        "initial_c": value_info("initial_c", state),
+    }
     outputs = [value_info("Y", ("batch", "steps", directions, hidden) if batch_first else ("steps", directions, "batch", hidden))]
-    outputs += [value_info(name, shape) for name in OUTPUTS[1:]]
-    return model([*nodes, lstm(hidden, words, **attributes)], ports, outputs, initialisers), weights
+    outputs += [value_info(name, state) for name in OUTPUTS[1:]]
+    names = ("X", *node.input[1:])
+    return [infos[name] for name in names if name in infos and name not in constants], outputs[: len(node.output)]
+
+
+def lstm_model(inputs: int, hidden: int, **options) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """One LSTM node; options as for `recurrent_model`."""
+    return recurrent_model("LSTM", inputs, hidden, **options)
+
+
+def quantised_model(
+    inputs: int,
+    hidden: int,
+    *,
+    words: str = "X W R B",
+    seed: int = 0,
+    integers: type = np.int8,
+    per_row: bool = False,
+    zero_point: int = 0,
+    changes=None,
+    **attributes,
+) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """One DynamicQuantizeLSTM of onnxruntime; `changes` replace constants by name or, with None, leave them out.
+
+    Returns the model and the float32 weights that its integers stand for, in the layout of an LSTM node.
+    """
+    generator = np.random.default_rng(seed)
+    directions = DIRECTIONS.get(attributes.get("direction"), 1)
+    limits = np.iinfo(integers)
+    weights = random_weights(inputs, hidden, seed, directions)
+    constants = {name: weights[name] for name in ("B", "P") if name in words.split()}
+    size = (directions, 4 * hidden) if per_row else (directions,)
+    for name, columns in (("W", inputs), ("R", hidden)):
+        stored = generator.integers(limits.min, limits.max + 1, (directions, columns, 4 * hidden)).astype(integers)
+        scale = (generator.uniform(0.5, 1, size) * 0.006).astype(np.float32)
+        constants |= {name: stored, f"{name}_scale": scale, f"{name}_zero_point": np.full(size, zero_point, integers)}
+        for direction in range(directions):
+            real = (stored[direction].astype(np.float64) - zero_point) * scale[direction]
+            weights[name][direction] = real.T.astype(np.float32)
+    constants = {name: array for name, array in {**constants, **(changes or {})}.items() if array is not None}
+    given = [*words.split(), *7 * ["-"]][:8]
+    scales = [name if name in constants else "" for name in ("W_scale", "W_zero_point", "R_scale", "R_zero_point")]
+    node = helper.make_node(
+        "DynamicQuantizeLSTM",
+        [*("" if word == "-" else word for word in given), *scales],
+        list(OUTPUTS),
+        name="cell",
+        domain="com.microsoft",
+        hidden_size=hidden,
+        **attributes,
+    )
+    made = model([node], *node_ports(node, inputs, hidden, directions, constants), constants)
+    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return made, weights
 
 
 def branch(nodes, hidden: int, kind: str, initialisers=None) -> GraphProto:
@@ -161,27 +242,3 @@ def save(made: ModelProto, tmp_path: Path) -> Path:
     path = tmp_path / "model.onnx"
     path.write_bytes(made.SerializeToString())
     return path
-
-
-def run_lstm(layer: LstmLayer, x: np.ndarray, h: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The LSTM as textbooks write it, in float32."""
-    y = np.empty((x.shape[0], layer.hidden), np.float32)
-    for step, vector in enumerate(x):
-        sums = layer.input_kernel @ vector + layer.recurrent_kernel @ h + layer.bias
-        i, f, g, o = np.split(sums, 4)
-        c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
-        h = _sigmoid(o) * np.tanh(c)
-        y[step] = h
-    return y, h, c
-
-
-def run_layer(layer: LstmLayer, x: np.ndarray, h: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`run_lstm` in the layer's direction, x and y in the order of the input."""
-    if not layer.reverse:
-        return run_lstm(layer, x, h, c)
-    y, h, c = run_lstm(layer, x[::-1], h, c)
-    return y[::-1], h, c
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))

@@ -9,6 +9,7 @@ from arithmetic_bench import run_unit
 
 from sharp.model import arithmetic
 from sharp.model.arithmetic import CELL_LIMIT, Activation
+from sharp.model.program import NO_LIMIT
 from sharp.rtl.activation import ActivationUnit
 from sharp.rtl.floating import Fp16Multiplier, Fp32Adder, Fp32Multiplier
 
@@ -73,12 +74,12 @@ def fp32_pairs() -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
-def assert_unit(name: str, a: np.ndarray, b: np.ndarray, expected: np.ndarray, folder) -> None:
-    print(f"seed {SEED}, {len(a)} pairs")
-    for latency, got in run_unit(name, a, b, folder).items():
+def assert_unit(name: str, operands: list[np.ndarray], expected: np.ndarray, folder) -> None:
+    print(f"seed {SEED}, {len(expected)} cycles")
+    for latency, got in run_unit(name, operands, folder).items():
         wrong = np.flatnonzero(got != expected)
         assert not wrong.size, (
-            f"{name}, latency {latency}: {wrong.size} wrong; first: {a[wrong[0]]:08x}, {b[wrong[0]]:08x} "
+            f"{name}, latency {latency}: {wrong.size} wrong; first: {', '.join(f'{operand[wrong[0]]:08x}' for operand in operands)} "
             f"must give {expected[wrong[0]]:08x}, not {got[wrong[0]]:08x}"
         )
 
@@ -132,7 +133,7 @@ def test_model_rounding_to_half_is_to_nearest_even_with_subnormals():
     x = np.concatenate([x, np.float32([2**-25, 2**-25 * (1 + 2**-20), 3 * 2**-25, 65519.0, -65519.0])])
     for value, result in zip(x, arithmetic.round_fp16(x), strict=True):
         assert exact(result) == rounded(exact(value), fraction_bits=10, lowest_exponent=-14)
-    assert arithmetic.round_fp16(np.float32([65520, -65520])).tolist() == [np.inf, -np.inf]
+    assert arithmetic.round_fp16(np.float32([65520, -65520, np.inf])).tolist() == [65504, -65504, 65504]
 
 
 def test_model_lane_product_is_rounded_once_and_flushed():
@@ -189,28 +190,93 @@ def dense_singles() -> np.ndarray:
     return np.concatenate([np.arange(-20 << 18, 20 << 18, dtype=np.int64).astype(np.float32) / (1 << 18), scattered, -scattered])
 
 
+def limited(x: np.ndarray, limit: float | None) -> np.ndarray:
+    """float64 of `x`, whose NaN is infinite here, limited."""
+    with np.errstate(invalid="ignore"):
+        magnitude = np.where(np.isnan(x), np.inf, np.abs(x.astype(np.float64)))
+        return np.copysign(magnitude if limit is None else np.minimum(magnitude, limit), x)
+
+
+FORMULAS = {
+    Activation.TANH: (np.tanh, arithmetic.TANH_ERROR_BOUND),
+    Activation.SIGMOID: (lambda x: 0.5 + 0.5 * np.tanh(0.5 * x), arithmetic.SIGMOID_ERROR_BOUND),
+    Activation.HARD_SIGMOID_FIFTH: (lambda x: np.clip(x / 5 + 0.5, 0, 1), arithmetic.HARD_SIGMOID_ERROR_BOUND),
+    Activation.HARD_SIGMOID_SIXTH: (lambda x: np.clip(x / 6 + 0.5, 0, 1), arithmetic.HARD_SIGMOID_ERROR_BOUND),
+}
+SIGMOIDS = [function for function in FORMULAS if function is not Activation.TANH]
+
+
+@pytest.mark.parametrize("function", FORMULAS)
 @pytest.mark.parametrize("arguments", [finite_halves, dense_singles])
-def test_activations_keep_their_error_bounds(arguments):
+def test_activations_keep_their_error_bounds(arguments, function):
     x = arguments()
-    tanh_error = np.abs(arithmetic.tanh(x) - np.tanh(x.astype(np.float64))).max()
-    sigmoid_error = np.abs(arithmetic.sigmoid(x) - (0.5 + 0.5 * np.tanh(0.5 * x.astype(np.float64)))).max()
-    assert arithmetic.TANH_ERROR_BOUND / 2 < tanh_error <= arithmetic.TANH_ERROR_BOUND
-    assert arithmetic.SIGMOID_ERROR_BOUND / 2 < sigmoid_error <= arithmetic.SIGMOID_ERROR_BOUND
+    formula, bound = FORMULAS[function]
+    error = np.abs(arithmetic.activate(function, x) - formula(x.astype(np.float64))).max()
+    assert bound / 4 < error <= bound
+
+
+@pytest.mark.parametrize("function", FORMULAS)
+@pytest.mark.parametrize("limit", [0.0, 2.0**-140, 2.0**-20, 0.7, 2.4999, 3.0, 7.5, 15.9, 1e9])
+def test_limit_is_on_the_magnitude_of_the_argument(function, limit):
+    random = np.random.default_rng(SEED)
+    x = np.concatenate([finite_halves(), floats(fp32_specials()), random.uniform(-2 * limit, 2 * limit, 1000).astype(np.float32)])
+    formula, bound = FORMULAS[function]
+    result = arithmetic.activate(function, x, np.float32(limit))
+    assert np.abs(result - formula(limited(x, np.float32(limit)))).max() <= bound
+    beyond = limited(x, None) >= np.float32(limit)
+    assert beyond.any()
+    assert (result[beyond] == arithmetic.activate(function, np.float32(limit))).all()
+    below = limited(x, None) <= -np.float32(limit)
+    assert (result[below] == arithmetic.activate(function, np.float32(-limit))).all()
+
+
+def test_limit_leaves_the_identity_alone():
+    x = fp32_specials()
+    assert words(arithmetic.activate(Activation.IDENTITY, floats(x), np.float32(0.5))).tolist() == x.tolist()
+
+
+def test_relu_is_the_argument_or_plus_zero_and_limited():
+    x = fp32_specials()
+    magnitude = x & 0x7FFFFFFF
+    negative = x >> 31 == 1
+    assert words(arithmetic.activate(Activation.RELU, floats(x))).tolist() == np.where(negative, 0, x).tolist()
+    six = int(words(np.float32(6)))
+    of_limit = words(arithmetic.activate(Activation.RELU, floats(x), np.float32(6)))
+    assert of_limit.tolist() == np.where(negative, 0, np.minimum(magnitude, six)).tolist()
 
 
 def test_activations_are_symmetric_and_saturate():
     x = finite_halves()
-    np.testing.assert_array_equal(arithmetic.tanh(-x), -arithmetic.tanh(x))
-    np.testing.assert_array_equal(arithmetic.sigmoid(-x), 1 - arithmetic.sigmoid(x))
     infinite = np.float32([np.inf, -np.inf, 8, -16, 0.0, -0.0])
-    assert words(arithmetic.tanh(infinite)).tolist() == words([1, -1, 1, -1, 0.0, -0.0]).tolist()
-    assert words(arithmetic.sigmoid(infinite)).tolist() == words([1, 0, arithmetic.sigmoid(np.float32(8)), 0, 0.5, 0.5]).tolist()
+    np.testing.assert_array_equal(arithmetic.activate(Activation.TANH, -x), -arithmetic.activate(Activation.TANH, x))
+    assert words(arithmetic.activate(Activation.TANH, infinite)).tolist() == words([1, -1, 1, -1, 0.0, -0.0]).tolist()
+    for function in SIGMOIDS:
+        np.testing.assert_array_equal(arithmetic.activate(function, -x), 1 - arithmetic.activate(function, x))
+        of_8 = arithmetic.activate(function, np.float32(8))
+        assert words(arithmetic.activate(function, infinite)).tolist() == words([1, 0, of_8, 0, 0.5, 0.5]).tolist()
 
 
-def test_activations_of_nan_are_saturated():
+def test_hard_sigmoids_reach_their_ends_where_the_formula_does():
+    for function, end in ((Activation.HARD_SIGMOID_FIFTH, 2.5), (Activation.HARD_SIGMOID_SIXTH, 3.0)):
+        x = np.float32([end, -end, np.nextafter(np.float32(end), np.float32(0)), -np.nextafter(np.float32(end), np.float32(0))])
+        at, at_negative, before, before_negative = arithmetic.activate(function, x)
+        assert (at, at_negative) == (1, 0)
+        assert before < 1
+        assert before_negative > 0
+
+
+@pytest.mark.parametrize("limit", [None, np.float32(1e30)])
+def test_activations_of_nan_are_saturated(limit):
     x = floats([0x7FC00000, 0xFFC00000])
-    assert arithmetic.tanh(x).tolist() == [1, -1]
-    assert arithmetic.sigmoid(x).tolist() == [1, 0]
+    assert arithmetic.activate(Activation.TANH, x, limit).tolist() == [1, -1]
+    for function in SIGMOIDS:
+        assert arithmetic.activate(function, x, limit).tolist() == [1, 0]
+
+
+def test_relu_of_nan_is_nan_or_the_limit():
+    x = floats([0x7FC12345, 0xFFC12345])
+    assert words(arithmetic.activate(Activation.RELU, x)).tolist() == [0x7FC12345, 0]
+    assert arithmetic.activate(Activation.RELU, x, np.float32(2)).tolist() == [2, 0]
 
 
 def test_tanh_table_is_the_same_on_every_machine():
@@ -233,6 +299,22 @@ def test_tanh_polynomial_needs_neither_sign_nor_clamp():
         assert result.max() < 1 << arithmetic.RESULT_FRACTION_BITS
 
 
+def test_ramps_of_hard_sigmoids_fit_the_path_of_tanh():
+    """Over every argument before the end: results stay below 1, and within five units of 2^-23 of the line.
+
+    Start and slope are rounded, by up to 3 and 1 units at the end, and each shift drops less than one.
+    """
+    for function, divisor in ((Activation.HARD_SIGMOID_FIFTH, 5), (Activation.HARD_SIGMOID_SIXTH, 6)):
+        ramp = arithmetic.RAMPS[function]
+        assert ramp.end / 32 == divisor / 2
+        assert ramp.slope < 1 << arithmetic.COEFFICIENT_BITS[1]
+        argument = np.arange(ramp.end << arithmetic.OFFSET_BITS)
+        odd = arithmetic.odd_part(function, argument)
+        assert (odd >= 0).all()
+        assert (odd < 1 << arithmetic.RESULT_FRACTION_BITS).all()
+        assert np.abs(odd - argument * (4 / divisor)).max() < 5
+
+
 @pytest.mark.parametrize("component", [Fp16Multiplier, Fp32Adder, Fp32Multiplier, ActivationUnit])
 @pytest.mark.parametrize("latency", [0, 9, None])
 def test_latency_out_of_range_is_refused(component, latency):
@@ -249,14 +331,14 @@ def test_fp16_multiplier_is_exact_over_all_classes(tmp_path):
     a, b = np.concatenate([special_a, every, one, pairs[0]]), np.concatenate([special_b, one, every, pairs[1]])
     with np.errstate(invalid="ignore"):
         expected = arithmetic.multiply_fp16(halves(a), halves(b))
-    assert_unit("fp16_multiply", a, b, expected_words(expected), tmp_path)
+    assert_unit("fp16_multiply", [a, b], expected_words(expected), tmp_path)
 
 
 def test_fp32_adder_is_ieee_over_all_classes(tmp_path):
     a, b = fp32_pairs()
     with np.errstate(all="ignore"):
         expected = arithmetic.add_fp32(floats(a), floats(b))
-    assert_unit("fp32_add", a, b, expected_words(expected), tmp_path)
+    assert_unit("fp32_add", [a, b], expected_words(expected), tmp_path)
 
 
 def test_fp32_multiplier_is_the_lane_product_over_all_classes(tmp_path):
@@ -270,7 +352,7 @@ def test_fp32_multiplier_is_the_lane_product_over_all_classes(tmp_path):
     b = np.concatenate([b, edge_b.astype(np.uint32), words(tie_b), words(tie_b)])
     with np.errstate(all="ignore"):
         expected = arithmetic.lane_multiply(floats(a), floats(b))
-    assert_unit("fp32_multiply", a, b, expected_words(expected), tmp_path)
+    assert_unit("fp32_multiply", [a, b], expected_words(expected), tmp_path)
 
 
 def test_activation_unit_is_the_model(tmp_path):
@@ -280,19 +362,27 @@ def test_activation_unit_is_the_model(tmp_path):
     segment_starts = np.arange(0, 16, 1 / 32, dtype=np.float32)
     edges = np.concatenate([words(segment_starts), words(segment_starts) - (segment_starts > 0), words(segment_starts) + 1])
     edges = np.concatenate([edges, edges | 1 << 31]).astype(np.uint32)
-    inside = words(random.uniform(-18, 18, 300_000))
-    x = np.concatenate([every_half, fp32_specials(), edges, inside, random.integers(0, 1 << 32, 300_000, dtype=np.uint32)])
-    # The function changes in every cycle.
+    inside = words(random.uniform(-18, 18, 200_000))
+    x = np.concatenate([every_half, fp32_specials(), edges, inside, random.integers(0, 1 << 32, 200_000, dtype=np.uint32)])
+    # Function and limit change in every cycle; a limit is often the magnitude itself or one beside it.
     a = np.repeat(x, len(Activation))
     function = np.tile(np.array(Activation, dtype=np.uint32), len(x))
-    expected = np.stack([words(arithmetic.activate(each, floats(x))) for each in Activation], axis=1).ravel()
-    assert_unit("activate", a, function, expected, tmp_path)
+    limit = ((a & NO_LIMIT) + random.integers(-1, 2, len(a))).clip(0, NO_LIMIT)
+    kind = random.integers(0, 4, len(a))
+    limit = np.select([kind == 0, kind == 1, kind == 2], [NO_LIMIT, words(random.uniform(0, 20, len(a))), limit], random.permutation(limit))
+    limit = limit.astype(np.uint32)
+    expected = np.zeros_like(a)
+    for each in Activation:
+        mine = function == each
+        expected[mine] = words(arithmetic.activate(each, floats(a[mine]), floats(limit[mine])))
+    assert_unit("activate", [a, function, limit], expected, tmp_path)
 
 
 def test_function_codes_of_no_activation_pass_the_argument(tmp_path):
     function = np.arange(len(Activation), 16, dtype=np.uint32)
     x = np.full_like(function, 0xBF812345)
-    assert_unit("activate", x, function, x, tmp_path)
+    for limit in (NO_LIMIT, 0x3F000000):
+        assert_unit("activate", [x, function, np.full_like(function, limit)], x, tmp_path)
 
 
 def test_conversion_to_half_is_the_model(tmp_path):
@@ -303,15 +393,13 @@ def test_conversion_to_half_is_the_model(tmp_path):
     exponents = random.integers(100, 145, 500_000)
     near = (random.integers(0, 2, 500_000) << 31 | exponents << 23 | random.integers(0, 1 << 23, 500_000)).astype(np.uint32)
     x = np.concatenate([every_half, around, fp32_specials(), near, random.integers(0, 1 << 32, 500_000, dtype=np.uint32)])
-    with np.errstate(invalid="ignore"):
-        half = arithmetic.round_fp16(floats(x))
-    expected = np.where(np.isnan(half), 0x7E00, half.view(np.uint16)).astype(np.uint32)
-    assert_unit("to_fp16", x, np.zeros_like(x), expected, tmp_path)
+    expected = arithmetic.round_fp16(floats(x)).view(np.uint16).astype(np.uint32)
+    assert_unit("to_fp16", [x], expected, tmp_path)
 
 
 def test_cell_saturation_is_the_model(tmp_path):
     limit = int(words(CELL_LIMIT))
     x = np.concatenate([fp32_specials(), with_both_signs([limit - 1, limit, limit + 1], 1 << 31)])
     state, beyond = arithmetic.saturate_cell(floats(x))
-    assert_unit("cell_state", x, np.zeros_like(x), words(state), tmp_path)
-    assert_unit("cell_beyond", x, np.zeros_like(x), beyond.astype(np.uint32), tmp_path)
+    assert_unit("cell_state", [x], words(state), tmp_path)
+    assert_unit("cell_beyond", [x], beyond.astype(np.uint32), tmp_path)

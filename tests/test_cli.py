@@ -13,14 +13,17 @@ import pytest
 import yaml
 from onnx import helper
 from onnx_models import lstm_model, model, save, value_info
+from small_cases import layer_case
 from small_layers import tiny_machine
 
 from sharp.model import numerics
-from sharp.model.compiler import SCHEDULES
 from sharp.model.machine import load_machine
+from sharp.model.program import Tiling
+from sharp.model.steps import SCHEDULES
 from sharp.sim import bench
 from sharp.sim.bench_driver import Trace
 from sharp.sim.cli import main
+from sharp.sim.verification import write_case
 
 COMMAND = [sys.executable, "-c", "from sharp.sim.cli import main; main()"]
 COMMANDS = ([], ["run"], ["verify"], ["verilog"], ["bench"], ["bench", "bound"], ["machines"], ["doctor"])
@@ -184,9 +187,9 @@ def test_onnx_without_a_recurrent_node_is_refused(refused, tmp_path):
 
 
 def test_unsupported_attribute_is_refused_by_name(refused, tmp_path):
-    made, _ = lstm_model(INPUTS, HIDDEN, clip=3.0)
+    made, _ = lstm_model(INPUTS, HIDDEN, activations=["Sigmoid", "Softsign", "Tanh"])
     message = refused("run", save(made, tmp_path))
-    assert "'cell'" in message and "clip" in message
+    assert "'cell'" in message and "Softsign" in message
 
 
 def test_weights_that_are_not_numbers_are_refused(refused, tmp_path):
@@ -199,11 +202,12 @@ def test_weights_that_are_not_numbers_are_refused(refused, tmp_path):
     assert "recurrent_kernel" in message and message.endswith("must be finite, not nan")
 
 
-def test_cell_that_is_not_supported_is_refused_by_name(refused):
-    assert refused("run", "deepbench-gru-512-t1").endswith("cell must be lstm (supported now), not 'gru'")
+@pytest.mark.parametrize("streams", [0, 5])
+def test_streams_that_the_machine_does_not_have_are_refused(refused, network_file, streams):
+    assert str(streams) in refused("run", network_file(), "--machine", "sharp-64", "--streams", str(streams))
 
 
-@pytest.mark.parametrize("hidden", [4096, 60_000])
+@pytest.mark.parametrize("hidden", [9000, 60_000])
 def test_hidden_size_beyond_the_buffers_is_refused_before_weights_are_made(refused, network_file, hidden):
     message = refused("run", network_file(hidden=hidden), "--machine", "sharp-64")
     assert f"{hidden} hidden does not fit machine sharp-64: buffers." in message
@@ -405,7 +409,7 @@ def test_missing_compiler_is_named_before_the_work(refused, network_file, tmp_pa
 def from_model(run: bench.Run) -> Trace:
     values = numerics.execute(run.program, run.inputs)
     counts = {**run.timing.counts, "saturations": values.saturations}
-    return Trace(values.outputs, values.cell, run.timing.output_cycles, counts, seconds=1.0)
+    return Trace(values.outputs, values.states, run.timing.output_cycles, counts, seconds=1.0)
 
 
 @pytest.fixture
@@ -427,9 +431,10 @@ def with_a_late_beat(trace: Trace) -> Trace:
 
 
 def with_a_flipped_bit(trace: Trace) -> Trace:
-    outputs = trace.outputs.copy()
-    outputs.view(np.uint16)[-1, -1] ^= 1
-    return dataclasses.replace(trace, outputs=outputs)
+    first, *others = trace.outputs
+    first = first.copy()
+    first.view(np.uint16)[-1, -1] ^= 1
+    return dataclasses.replace(trace, outputs=(first, *others))
 
 
 def test_run_that_matches_ends_with_0(sharp, network_file, rtl):
@@ -463,7 +468,7 @@ def test_verify_writes_a_mismatch_that_it_can_repeat(sharp, rtl, tmp_path):
 
 def test_case_file_that_is_wrong_is_refused(refused, tmp_path):
     path = tmp_path / "case.yaml"
-    path.write_text("inputs: 3\n")
+    path.write_text("layers: 3\n")
     assert refused("verify", "--case", path, "--out", tmp_path).startswith(f"{path}: ")
 
 
@@ -473,9 +478,9 @@ def test_tiny_machine_runs_and_verifies_on_its_rtl(sharp, tmp_path, network_file
     for result in json.loads(run.out).values():
         assert result["rtl"]["cycles"] == result["cycles"]
         assert all(result["rtl"][f"{what}_match"] is True for what in ("values", "cycles", "events"))
-    tiling = dict(input_rows=4, hidden_rows=8, tail_columns=1, tail_blocks=1)
-    case = dict(inputs=5, hidden=7, steps=3, schedule="unfolded", **tiling, seed=2, stall_seed=None, large_cell=True)
+    tiling = Tiling(4, 8, 4, 3, lean=0.5, bundle=1)
+    shape = dict(inputs=5, hidden=7, tiling=tiling, steps=(3,), schedule="unfolded", seed=2, large_cell=True)
     case_file = tmp_path / "case.yaml"
-    case_file.write_text(yaml.safe_dump(case | {"machine": yaml.safe_load(tiny_machine_file.read_text())}))
+    write_case(layer_case(load_machine(str(tiny_machine_file)), **shape), case_file)
     verified = sharp("verify", "--case", case_file, "--out", tmp_path)
     assert (verified.code, verified.out) == (0, "1 machines, 1 cases, 0 mismatches\n"), verified.err

@@ -8,13 +8,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+from small_cases import layer_case
 from small_layers import by_rows, tiny_machine
 
 from sharp.model import numerics
-from sharp.model.compiler import SCHEDULES
-from sharp.model.network import LayerShape
-from sharp.model.planner import plan
-from sharp.model.program import Halt, Init, Post, Tile, Update
+from sharp.model.compiler import Recurrence
+from sharp.model.layer import CELLS, LayerShape
+from sharp.model.planner import plan, plan_streams
+from sharp.model.program import Halt, Init, Post, Tile, Tiling, Update
+from sharp.model.steps import SCHEDULES
 from sharp.model.timing import Contract, Count, predict
 from sharp.sim import bench
 from sharp.sim.verification import Case, check, random_cases
@@ -45,9 +47,16 @@ def test_quick_machines_and_layers_differ_in_what_matters():
     groups = random_cases(**QUICK)
     cases = [case for group in groups for case in group]
     machines = [group[0].machine for group in groups]
-    assert {case.schedule for case in cases} == set(SCHEDULES)
-    assert any(case.large_cell for case in cases) and any(case.stall_seed is not None for case in cases)
-    assert any(case.stall_seed is None and case.large_cell for case in cases)
+    timed = [case for case in cases if case.stall_seed is None]
+    layers = [layer for case in timed for layer in case.layers]
+    assert {case.schedule for case in timed} == set(SCHEDULES) and len(timed) < len(cases)
+    assert {layer.cell for layer in layers} == set(CELLS)
+    assert {layer.reset_after for layer in layers if layer.cell == "gru"} == {True, False}
+    for what in ("peepholes", "coupled", "projected", "clip", "large_cell"):
+        assert any(getattr(layer, what) for layer in layers), what
+    assert {len(case.streams) for case in timed} >= {1, 2} and any(len(case.layers) == 1 < len(case.streams) for case in timed)
+    assert any(stream.source is not None for case in timed for stream in case.streams)
+    assert any(case.plan().compiled.memory_words for case in timed)
     assert len({machine.lanes for machine in machines}) > 1 and len({machine.macs for machine in machines}) > 1
     assert max(machine.latencies.accumulate for machine in machines) > 2 > min(machine.latencies.add for machine in machines)
 
@@ -57,15 +66,14 @@ def test_quick_machines_and_layers_differ_in_what_matters():
 SEED = 6  # of a layer of small weights, whose gates are neither open nor shut: every bit counts
 
 
-def tiny_case(**changes) -> Case:
-    tiles = dict(input_rows=8, hidden_rows=4, tail_columns=1, tail_blocks=2)
-    shape = dict(inputs=11, hidden=21, steps=5, schedule="unfolded")
-    return Case(machine=tiny_machine(), **shape, **tiles, seed=SEED, stall_seed=None, large_cell=False).replace(**changes)
+def tiny_case(*, steps=(5,), schedule="unfolded", inputs=11, hidden=21, seed=SEED, **changes) -> Case:
+    shape = dict(inputs=inputs, hidden=hidden, tiling=Tiling(8, 4, 8, 5, lean=0.5, bundle=1))
+    return layer_case(tiny_machine(), **shape, steps=steps, schedule=schedule, seed=seed, **changes)
 
 
 def run_of(case, alter=lambda program: program) -> bench.Run:
-    layer, inputs, hidden, cell = case.layer()
-    program = alter(case.plan().loaded(layer, hidden, cell))
+    program, inputs = case.loaded(case.plan())
+    program = alter(program)
     return bench.Run(program, inputs, predict(program), case.stall_seed)
 
 
@@ -73,18 +81,22 @@ def simulate(*runs: bench.Run) -> list[bench.Trace]:
     return bench.simulate(tiny_machine(), runs)
 
 
+def same_bits(one, other) -> bool:
+    """Whether outputs and states of two runs, or of a run and its prediction, are the same."""
+    pairs = zip((*one.outputs, *one.states), (*other.outputs, *other.states), strict=True)
+    return all(left.tobytes() == right.tobytes() for left, right in pairs)
+
+
 def assert_as_predicted(run: bench.Run, trace: bench.Trace) -> None:
     values = numerics.execute(run.program, run.inputs)
-    assert trace.outputs.tobytes() == values.outputs.tobytes() and trace.cell.tobytes() == values.cell.tobytes()
+    assert same_bits(trace, values)
     assert trace.output_cycles.tolist() == run.timing.output_cycles.tolist()
     assert trace.counts == run.timing.counts | {"saturations": values.saturations}
 
 
 def same(one: bench.Trace, other: bench.Trace) -> bool:
     """Whether two runs are the same but for the wall time."""
-    return one.counts == other.counts and all(
-        getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in ("outputs", "cell", "output_cycles")
-    )
+    return one.counts == other.counts and same_bits(one, other) and one.output_cycles.tobytes() == other.output_cycles.tobytes()
 
 
 def test_small_program_of_the_timing_table_takes_its_cycles():
@@ -94,7 +106,7 @@ def test_small_program_of_the_timing_table_takes_its_cycles():
     states = dict(hidden=np.zeros(8, np.float16), cell=np.zeros(1, np.float32))
     run = bench.Run(program.replace(**images, **states), np.zeros((2, 4), np.float16), predict(program))
     (trace,) = simulate(run)
-    assert (trace.output_cycles.tolist(), trace.counts["cycles"]) == ([34, 61, 78], 80)
+    assert (trace.output_cycles.tolist(), trace.counts["cycles"]) == ([34, 61, 68], 70)
     assert_as_predicted(run, trace)
 
 
@@ -111,7 +123,7 @@ def test_stalls_of_the_host_change_cycles_and_never_values():
     free, *stalled = simulate(run_of(case), *(run_of(case.replace(stall_seed=seed)) for seed in range(4)))
     assert_as_predicted(run_of(case), free)
     for trace in stalled:
-        assert trace.outputs.tobytes() == free.outputs.tobytes() and trace.cell.tobytes() == free.cell.tobytes()
+        assert same_bits(trace, free)
         assert trace.counts["cycles"] > free.counts["cycles"]
         # What is counted is work, but for the cycles and the reasons to be idle.
         work = [count.name for count in Count if count is not Count.cycles and not count.name.startswith("idle_")]
@@ -132,7 +144,8 @@ def from_zero(program):
 def without_tiles(program):
     """Only the cell state is sent."""
     (state,) = (each for each in program.instructions if isinstance(each, Post) and each.update is Update.STATE)
-    return program.replace(instructions=(state, Halt()), steps=0)
+    (stream,) = program.streams
+    return program.replace(instructions=(state, Halt()), streams=(dataclasses.replace(stream, steps=0),))
 
 
 def test_what_no_schedule_uses_yet_keeps_the_contract_too():
@@ -145,7 +158,7 @@ def test_what_no_schedule_uses_yet_keeps_the_contract_too():
 def test_program_without_tiles_ends_when_its_last_beat_has_left():
     run = run_of(tiny_case(), without_tiles)
     (trace,) = simulate(dataclasses.replace(run, inputs=run.inputs[:0]))
-    assert trace.cell.tobytes() == run.program.cell[:21].tobytes()
+    assert trace.states[0].tobytes() == run.program.cell[:21].tobytes()
     assert (trace.output_cycles.tolist(), trace.counts) == (run.timing.output_cycles.tolist(), run.timing.counts)
 
 
@@ -183,6 +196,41 @@ def test_run_ends_when_the_last_sums_are_stored():
     assert_as_predicted(run, trace)
 
 
+# Streams.
+
+
+def streams_case(**changes) -> Case:
+    return tiny_case(**{"steps": (5, 3, 5), "inputs": 9, "hidden": 13} | changes)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_streams_do_not_touch_each_other(cell):
+    together = streams_case(cell=cell)
+    program, inputs = together.loaded(together.plan())
+    sequences = [inputs[program.input_order[:, 0] == index] for index in range(3)]
+    runs = [bench.Run(program, inputs, together.plan().timing)]
+    alone = tiny_case(cell=cell, steps=(5,), inputs=9, hidden=13).plan()
+    stride = alone.compiled.streams[0].hidden
+    for index, sequence in enumerate(sequences):
+        single = plan_streams(
+            tiny_machine(), alone.shapes, [Recurrence(0, len(sequence))], schedule="unfolded", tilings=[together.layers[0].tiling]
+        )
+        image = together.plan().compiled.streams[index]
+        row, lanes = tiny_machine().vector_row_elements, tiny_machine().lanes
+        hidden = np.zeros((stride + image.hidden + 1) * row, np.float16)
+        hidden[stride * row : stride * row + 13] = program.hidden[image.hidden * row : image.hidden * row + 13]
+        cell_state = program.cell[image.cell * lanes : image.cell * lanes + 13]
+        images = dict(weights=program.weights, accumulators=program.accumulators, hidden=hidden[: (stride + 4) * row], cell=cell_state)
+        own = single.program.replace(**images)
+        runs.append(bench.Run(own, sequence, predict(own)))
+    trace, *singles = simulate(*runs)
+    assert_as_predicted(runs[0], trace)
+    for index, single in enumerate(singles):
+        assert_as_predicted(runs[index + 1], single)
+        assert trace.outputs[index].tobytes() == single.outputs[0].tobytes()
+        assert trace.states[index].tobytes() == single.states[0].tobytes()
+
+
 # The comparison can fail: the RTL runs something else than was predicted.
 
 
@@ -199,8 +247,8 @@ def with_image(name):
 
 
 ALTERATIONS = {
-    **{name: (with_image(name), "hidden values differ") for name in ("weights", "accumulators", "hidden", "cell")},
-    "inputs": (lambda run: dataclasses.replace(run, inputs=with_sign(run.inputs)), "hidden values differ"),
+    **{name: (with_image(name), "hidden values of stream 0 differ") for name in ("weights", "accumulators", "hidden", "cell")},
+    "inputs": (lambda run: dataclasses.replace(run, inputs=with_sign(run.inputs)), "hidden values of stream 0 differ"),
     # The same values in other cycles.
     "walk": (lambda run: dataclasses.replace(run, program=by_rows(run.program)), "output beats differ in cycle"),
 }

@@ -3,14 +3,16 @@
 import dataclasses
 import json
 
+import float_layer
 import numpy as np
 import pytest
-from onnx_models import run_lstm
 
-from sharp.model.compiler import SCHEDULES
-from sharp.model.errors import NetworkError
+from sharp.model.errors import ConfigError, NetworkError
+from sharp.model.layer import CELLS
 from sharp.model.machine import load_machine
 from sharp.model.network import ShapeFile, load_network
+from sharp.model.sequence import Task
+from sharp.model.steps import SCHEDULES
 from sharp.model.timing import IDLE_REASONS
 from sharp.sim import execution
 from sharp.sim.sound import silero_chunks, speech_and_noise
@@ -33,19 +35,21 @@ def execute(network, *, machine="sharp-64", schedule="unfolded", tile=None, **op
 
 
 def expected_of(network, x):
-    """Run the levels of a network as textbooks write an LSTM; return its outputs."""
+    """Run the levels of a network in float64; return its outputs."""
     layers, hiddens, cells = iter(network.layers), [], []
     for level in network.levels:
         results = []
         for layer in (next(layers) for _ in level):
-            zeros = np.zeros(layer.hidden)
-            hidden, cell = (zeros if state is None else state for state in (layer.initial_hidden, layer.initial_cell))
-            y, h, c = run_lstm(layer, x[::-1] if layer.reverse else x, hidden, cell)
-            results.append(y[::-1] if layer.reverse else y)
-            hiddens.append(h)
-            cells.append(c)
+            hidden = np.zeros(layer.outputs) if layer.initial_hidden is None else layer.initial_hidden
+            cell = None
+            if layer.cell == "lstm":
+                cell = np.zeros(layer.hidden) if layer.initial_cell is None else layer.initial_cell
+            result = float_layer.run(Task(layer, x[::-1] if layer.reverse else x, hidden, cell))
+            results.append(result.y[::-1] if layer.reverse else result.y)
+            hiddens.append(result.hidden)
+            cells += [] if cell is None else [result.cell]
         x = np.concatenate(results, axis=1)
-    return {"y": x, "h": np.stack(hiddens), "c": np.stack(cells)}
+    return {"y": x, "h": np.stack(hiddens)} | ({"c": np.stack(cells)} if cells else {})
 
 
 def inputs_of(network, steps=5, seed=2):
@@ -104,9 +108,10 @@ def test_figures_of_a_result_fit_each_other(silero):
     )
 
 
+@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_layer_alone_is_the_lstm(schedule):
-    network = shape_network()
+def test_layer_alone_is_the_cell(schedule, cell):
+    network = shape_network(cell=cell)
     x = inputs_of(network)
     run = execute(network, schedule=schedule, inputs={"x": x})
     assert_close(run.outputs, expected_of(network, x))
@@ -131,16 +136,60 @@ def test_levels_of_two_directions_run_in_order():
     expected = expected_of(network, x)
     assert expected["y"].shape == (5, 20) and expected["h"].shape == (4, 10)
     assert_close(run.outputs, expected)
-    assert [layer.name for layer in run.layers] == [shape.name for shape in network.shapes]
+    forward, reverse, *_ = network.shapes
+    assert [len(each.plan.recurrences) for each in run.runs] == [2, 2] and run.runs[0].name == f"{forward.name} + {reverse.name}"
+    alone = execute(network, inputs={"x": x}, streams=1)
+    assert [each.name for each in alone.runs] == [shape.name for shape in network.shapes]
+    assert all(np.array_equal(alone.outputs[name], array) for name, array in run.outputs.items())
 
 
-def test_figures_of_layers_add_up():
-    run = execute(shape_network(layers=3))
-    assert run.cycles == sum(layer.plan.timing.cycles for layer in run.layers) and len(run.layers) == 3
-    assert run.bound_cycles == sum(layer.plan.bound_cycles for layer in run.layers)
-    assert run.result()["idle"] == {reason: sum(layer.plan.timing.idle[reason] for layer in run.layers) for reason in IDLE_REASONS}
-    assert [layer["cycles"] for layer in run.result()["layers"]] == [layer.plan.timing.cycles for layer in run.layers]
+def test_figures_of_runs_add_up():
+    run = execute(shape_network(layers=3), streams=1)
+    assert run.cycles == sum(each.plan.timing.cycles for each in run.runs) and len(run.runs) == 3
+    assert run.bound_cycles == sum(each.plan.bound_cycles for each in run.runs)
+    assert run.result()["idle"] == {reason: sum(each.plan.timing.idle[reason] for each in run.runs) for reason in IDLE_REASONS}
+    assert [each["cycles"] for each in run.result()["runs"]] == [each.plan.timing.cycles for each in run.runs]
     assert run.events["tiles"] + sum(run.result()["idle"].values()) == run.cycles
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_layers_in_a_chain_give_the_same_bits_in_fewer_cycles(cell):
+    network = shape_network(cell=cell, layers=3, steps=9)
+    chain, alone = execute(network, machine="sharp-1k"), execute(network, machine="sharp-1k", streams=1)
+    assert [[each.source for each in run.plan.recurrences] for run in chain.runs] == [[None, 0, 1]]
+    assert chain.cycles < alone.cycles
+    assert all(np.array_equal(alone.outputs[name], array) for name, array in chain.outputs.items())
+
+
+def test_elements_of_a_batch_run_together_and_give_the_bits_that_they_give_alone():
+    machine = load_machine("sharp-1k")
+    (layer,) = shape_network().layers
+    generator = np.random.default_rng(4)
+    zeros = np.zeros(10, np.float32)
+    tasks = [Task(layer, generator.uniform(-1, 1, (steps, 6)).astype(np.float32), zeros, zeros) for steps in (5, 2, 7, 5, 1, 3)]
+    together = execution.machine_recurrent(machine)
+    results = together(tasks)
+    assert [sorted(each.steps for each in run.plan.recurrences) for run in together.runs] == [[3, 5, 5, 7], [1, 2]]
+    for task, result in zip(tasks, results, strict=True):
+        (alone,) = execution.machine_recurrent(machine)([task])
+        assert np.array_equal(alone.y, result.y) and np.array_equal(alone.cell, result.cell) and len(result.y) == len(task.x)
+
+
+def test_streams_whose_weights_do_not_fit_together_run_one_by_one():
+    machine = load_machine("sharp-64")
+    buffers = machine.buffers.replace(weight_bytes=128 * 8).model_dump()
+    network = shape_network(layers=2)
+    run = execution.execute(network, machine.replace(buffers=buffers), schedule="unfolded", tile=8)
+    assert len(run.runs) == 2 and all(each.plan.compiled.memory_words for each in run.runs)
+    whole = execution.execute(network, machine, schedule="unfolded", tile=8)
+    assert all(np.array_equal(whole.outputs[name], array) for name, array in run.outputs.items())
+    assert run.events["weight_writes"] > 0 == whole.events["weight_writes"] and run.cycles > whole.cycles
+
+
+@pytest.mark.parametrize("streams", [0, 5])
+def test_streams_that_the_machine_does_not_have_are_refused(streams):
+    with pytest.raises(ConfigError, match=f"^streams must be 1 to 4, those of machine sharp-64, not {streams}$"):
+        execute(shape_network(), streams=streams)
 
 
 def test_initial_states_of_a_layer_are_where_it_starts():
@@ -186,6 +235,6 @@ def test_speech_network_on_the_rtl_is_the_model():
     rtl = run.result()["rtl"]
     assert (rtl["values_match"], rtl["cycles_match"], rtl["events_match"]) == (True, True, True) and run.matches
     assert rtl["cycles"] == run.cycles and run.steps == RTL_CHUNKS >= 50
-    assert run.layers[0].trace.outputs.shape == (RTL_CHUNKS, 128)
+    assert run.runs[0].trace.outputs[0].shape == (RTL_CHUNKS, 128)
     assert np.abs(run.outputs["speech_probs"] - run.reference["speech_probs"]).max() < 0.005
     print(f"{rtl['cycles_per_second']:.0f} cycles/s")

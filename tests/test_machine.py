@@ -49,6 +49,8 @@ def test_every_tile_height_divides_the_macs_into_whole_columns(name):
 
 WEIGHT_WORD = "128 (bytes of one weight word = macs x 2)"
 BUFFERS = "weight_bytes, accumulator_rows, input_elements, hidden_elements, cell_elements, program_words"
+BANDWIDTH = "from 16 (the weights of a slice) to 128 (a weight word)"
+KEYS = "name, macs, tile_rows, format, lanes, streams, memory_bytes_per_cycle, clock_hz, buffers, queues, latencies"
 RULES = [
     ("macs", 0, "macs: input should be greater than or equal to 1, not 0"),
     ("macs", -64, "macs: input should be greater than or equal to 1, not -64"),
@@ -89,7 +91,11 @@ RULES = [
     ("queues.post", 65, "queues.post: input should be less than or equal to 64, not 65"),
     ("queues.output", 1, "queues.output: input should be greater than or equal to 2, not 1"),
     ("queues.output", 1025, "queues.output: input should be less than or equal to 1024, not 1025"),
-    ("lane", 4, "lane: unknown key; known keys are name, macs, tile_rows, format, lanes, clock_hz, buffers, queues, latencies"),
+    ("streams", 0, "streams: input should be greater than or equal to 1, not 0"),
+    ("streams", 9, "streams: input should be less than or equal to 8, not 9"),
+    ("memory_bytes_per_cycle", 0, "memory_bytes_per_cycle: input should be greater than or equal to 1, not 0"),
+    *(("memory_bytes_per_cycle", bad, f"memory_bytes_per_cycle must be a power of two {BANDWIDTH}, not {bad}") for bad in (8, 48, 256)),
+    ("lane", 4, f"lane: unknown key; known keys are {KEYS}"),
 ]  # fmt: skip
 
 
@@ -128,7 +134,7 @@ def test_hash_changes_with_every_field_but_the_name(machine):
         for key, value in data.items():
             yield from leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
 
-    changed = {"macs": 128, "tile_rows.min": 4, "tile_rows.max": 64, "lanes": 2, "clock_hz": 1e9}
+    changed = {"macs": 128, "tile_rows.min": 4, "tile_rows.max": 64, "lanes": 2, "memory_bytes_per_cycle": 64, "clock_hz": 1e9}
     hashes = [machine.hash]
     for path, value in leaves(machine.model_dump()):
         if path in ("name", "format"):  # fp16 is the only format

@@ -8,8 +8,23 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import WEIGHT_MAKERS, constant, lstm, lstm_model, lstm_outputs, model, nested_if_model, random_weights, save, value_info
+from onnx_models import (
+    GATES,
+    WEIGHT_MAKERS,
+    constant,
+    lstm,
+    lstm_model,
+    lstm_outputs,
+    model,
+    nested_if_model,
+    quantised_model,
+    random_weights,
+    recurrent_model,
+    save,
+    value_info,
+)
 
+from sharp.model.arithmetic import Activation
 from sharp.model.errors import NetworkError
 from sharp.model.network import load_network
 from sharp.model.onnx_reader import read_levels
@@ -28,14 +43,18 @@ def refused(made, tmp_path, message: str) -> None:
     assert str(tmp_path / "model.onnx") in str(caught.value)
 
 
-def assert_weights(layer, weights) -> None:
-    """Compare gate by gate: ONNX stores i, o, f, c."""
+# The places of our gates among ONNX's: i, f, g, o among i, o, f, c; GRUs agree on z, r, n.
+PLACES = {"LSTM": (0, 2, 3, 1), "GRU": (0, 1, 2), "RNN": (0,)}
+
+
+def assert_weights(layer, weights, op: str = "LSTM", direction: int = 0) -> None:
+    """Compare gate by gate; biases that are added up."""
     hidden = layer.hidden
-    for ours, theirs in enumerate((0, 2, 3, 1)):
+    both = weights["B"][direction].reshape(2, -1)
+    for ours, theirs in enumerate(PLACES[op]):
         mine, stored = slice(ours * hidden, (ours + 1) * hidden), slice(theirs * hidden, (theirs + 1) * hidden)
-        np.testing.assert_array_equal(layer.input_kernel[mine], weights["W"][0, stored])
-        np.testing.assert_array_equal(layer.recurrent_kernel[mine], weights["R"][0, stored])
-        both = weights["B"].reshape(2, 4 * hidden)
+        np.testing.assert_array_equal(layer.input_kernel[mine], weights["W"][direction, stored])
+        np.testing.assert_array_equal(layer.recurrent_kernel[mine], weights["R"][direction, stored])
         np.testing.assert_array_equal(layer.bias[mine], both[0, stored] + both[1, stored])
 
 
@@ -49,9 +68,143 @@ def test_weights_are_read_whichever_way_the_graph_makes_them(tmp_path, made_by, 
     assert layer.initial_hidden is layer.initial_cell is None
 
 
-def test_a_node_without_bias_has_a_bias_of_zeros(tmp_path):
-    (layer,) = read_layers(save(lstm_model(2, 3, words="X W R")[0], tmp_path))
-    np.testing.assert_array_equal(layer.bias, np.zeros(12, np.float32))
+@pytest.mark.parametrize("op", GATES)
+def test_every_operator_becomes_its_cell_with_the_gates_in_our_order(tmp_path, op):
+    made, weights = recurrent_model(op, 2, 3, direction="bidirectional")
+    layers = read_layers(save(made, tmp_path))
+    assert [layer.reverse for layer in layers] == [False, True]
+    for direction, layer in enumerate(layers):
+        assert layer.cell == op.lower()
+        assert_weights(layer, weights, op, direction)
+        assert (layer.peepholes, layer.candidate_bias, layer.clip, layer.coupled) == (None, None, None, False)
+        assert layer.shape.reset_after == (op != "GRU")
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_a_node_without_bias_is_a_layer_without_bias(tmp_path, op):
+    (layer,) = read_layers(save(recurrent_model(op, 2, 3, words="X W R")[0], tmp_path))
+    assert layer.bias is layer.candidate_bias is None
+
+
+def test_the_candidates_recurrent_bias_stays_apart_where_the_reset_follows_the_product(tmp_path):
+    made, weights = recurrent_model("GRU", 2, 3, linear_before_reset=1)
+    (layer,) = read_layers(save(made, tmp_path))
+    inputs, recurrent = weights["B"].reshape(2, 9)
+    assert layer.reset_after
+    np.testing.assert_array_equal(layer.candidate_bias, recurrent[6:])
+    np.testing.assert_array_equal(layer.bias, np.concatenate((inputs[:6] + recurrent[:6], inputs[6:])))
+    (layer,) = read_layers(save(recurrent_model("GRU", 2, 3, linear_before_reset=0)[0], tmp_path))
+    assert not layer.reset_after and layer.candidate_bias is None
+    np.testing.assert_array_equal(layer.bias, inputs + recurrent)
+
+
+def test_peepholes_leave_in_the_order_input_forget_output(tmp_path):
+    made, weights = lstm_model(2, 3, words="X W R B - - - P", direction="bidirectional")
+    for layer, stored in zip(read_layers(save(made, tmp_path)), weights["P"].reshape(2, 3, 3)):
+        np.testing.assert_array_equal(layer.peepholes, stored[[0, 2, 1]])
+
+
+def test_clip_and_coupled_gates_are_the_layers(tmp_path):
+    (layer,) = read_layers(save(lstm_model(2, 3, clip=0.75, input_forget=1)[0], tmp_path))
+    assert (layer.clip, layer.coupled) == (0.75, True)
+
+
+SIGMOID, TANH, RELU, IDENTITY = (Activation[name] for name in ("SIGMOID", "TANH", "RELU", "IDENTITY"))
+FIFTH, SIXTH = Activation.HARD_SIGMOID_FIFTH, Activation.HARD_SIGMOID_SIXTH
+BOTH = dict(direction="bidirectional")
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "expected"),
+    [
+        ("LSTM", {}, [(SIGMOID, TANH, TANH)]),
+        ("GRU", BOTH, [(SIGMOID, TANH)] * 2),
+        ("RNN", {}, [(TANH,)]),
+        ("RNN", {"activations": ["Relu"]}, [(RELU,)]),
+        ("LSTM", {"activations": ["sigmoid", "RELU", "Tanh"]}, [(SIGMOID, RELU, TANH)]),
+        ("GRU", {"activations": ["HardSigmoid", "Tanh"]}, [(FIFTH, TANH)]),
+        ("GRU", {"activations": ["HardSigmoid", "Tanh"], "activation_alpha": [1 / 6]}, [(SIXTH, TANH)]),
+        ("GRU", {"activations": ["HardSigmoid", "Tanh"], "activation_alpha": [0.2], "activation_beta": [0.5]}, [(FIFTH, TANH)]),
+        # Each function takes its alpha off the list; those that take none leave it alone.
+        (
+            "LSTM",
+            {"activations": ["Sigmoid", "HardSigmoid", "HardSigmoid"], "activation_alpha": [1 / 6]},
+            [(SIGMOID, SIXTH, FIFTH)],
+        ),
+        ("RNN", {**BOTH, "activations": ["HardSigmoid", "HardSigmoid"], "activation_alpha": [0.2, 1 / 6]}, [(FIFTH,), (SIXTH,)]),
+        ("RNN", {"activations": ["Affine"], "activation_alpha": [1.0], "activation_beta": [0.0]}, [(IDENTITY,)]),
+    ],
+)
+def test_activations_are_read_with_their_alpha_and_beta(tmp_path, op, attributes, expected):
+    layers = read_layers(save(recurrent_model(op, 2, 3, **attributes)[0], tmp_path))
+    assert [layer.shape.activations for layer in layers] == expected
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"per_row": True, "zero_point": 7}, {"integers": np.uint8, "zero_point": 128, "direction": "bidirectional"}]
+)
+def test_a_quantised_lstm_has_the_weights_that_its_integers_stand_for(tmp_path, options):
+    made, weights = quantised_model(2, 3, words="X W R B - - - P", **options)
+    for direction, layer in enumerate(read_layers(save(made, tmp_path))):
+        assert layer.cell == "lstm"
+        np.testing.assert_array_equal(layer.peepholes, weights["P"][direction].reshape(3, 3)[[0, 2, 1]])
+        for theirs, ours in (("W", layer.input_kernel), ("R", layer.recurrent_kernel)):
+            stored = np.split(weights[theirs][direction], 4)
+            np.testing.assert_allclose(ours, np.concatenate([stored[place] for place in PLACES["LSTM"]]), rtol=3e-7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"W": np.zeros((1, 2, 12), np.int16)}, "node 'cell': W must be int8 or uint8, not int16"),
+        ({"R": np.zeros((1, 3, 12), np.float32)}, "node 'cell': R must be int8 or uint8, not float32"),
+        ({"W": np.zeros((1, 12, 2), np.int8)}, r"W must be of the shape \(1, 12, 12\), not \(1, 12, 2\)"),
+        ({"R": np.zeros((1, 12, 3), np.int8)}, r"W must be of the shape \(1, 2, 48\), not \(1, 2, 12\)"),
+        ({"W": np.zeros((12, 2), np.int8)}, r"W must be of the shape \[1, ..., 4 x hidden\], not \(12, 2\)"),
+        ({"W_scale": np.ones(12, np.float32)}, r"W_scale must be of the shape \(1,\) or \(1, 12\), not \(12,\)"),
+        ({"R_scale": np.ones(1, np.float64)}, "R_scale must be float32, not float64"),
+        ({"R_scale": np.full(1, np.inf, np.float32)}, r"layer cell: recurrent_kernel\[.*\] must be finite, not "),
+        ({"W_zero_point": np.zeros(1, np.uint8)}, "W_zero_point must be int8, not uint8"),
+        ({"W_zero_point": np.zeros((1, 3), np.int8)}, r"W_zero_point must be of the shape \(1,\) or \(1, 12\), not \(1, 3\)"),
+        ({"R_scale": None}, "R_scale must be given, not None"),
+        ({"R_zero_point": None}, "R_zero_point must be given, not None"),
+        ({"B": np.zeros((1, 12), np.float32)}, r"B must be of the shape \(1, 24\), not \(1, 12\)"),
+    ],
+)
+def test_a_quantised_lstm_with_a_wrong_tensor_is_refused(tmp_path, changes, message):
+    refused(quantised_model(2, 3, changes=changes)[0], tmp_path, message)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"layout": 1}, "layout must be absent from com.microsoft.DynamicQuantizeLSTM, not 1"),
+        ({"linear_before_reset": 1}, "linear_before_reset must be absent from com.microsoft.DynamicQuantizeLSTM, not 1"),
+        ({"activations": ["Sigmoid", "Softsign", "Tanh"]}, "activations must be Sigmoid, .*, not 'Softsign'"),
+        ({"activations": "Tanh"}, "node 'cell': activations must be of the type STRINGS, not STRING"),
+        ({"clip": 1}, "node 'cell': clip must be of the type FLOAT, not INT"),
+        ({"input_forget": 1.0}, "node 'cell': input_forget must be of the type INT, not FLOAT"),
+        ({"direction": 1}, "node 'cell': direction must be of the type STRING, not INT"),
+    ],
+)
+def test_a_quantised_lstm_with_a_wrong_attribute_is_refused(tmp_path, attributes, message):
+    refused(quantised_model(2, 3, **attributes)[0], tmp_path, message)
+
+
+def test_a_quantised_lstm_without_x_or_with_an_input_too_many_is_refused(tmp_path):
+    made, _ = quantised_model(2, 3)
+    made.graph.node[0].input.append("X")
+    refused(made, tmp_path, "node 'cell': inputs must be at most 12, not 13")
+    del made.graph.node[0].input[12]
+    made.graph.node[0].input[0] = ""
+    refused(made, tmp_path, "node 'cell': X must be given, not None")
+
+
+def test_a_quantised_lstm_whose_scale_is_computed_at_run_time_is_refused(tmp_path):
+    made, _ = quantised_model(2, 3, changes={"W_scale": None})
+    made.graph.node[0].input[8] = "late"
+    made.graph.input.append(value_info("late", (1,)))
+    refused(made, tmp_path, "node 'cell': W_scale must be constant, not computed at run time from the input 'late'")
 
 
 @pytest.mark.parametrize("made_by", ["initialiser", "Reshape"])
@@ -118,27 +271,41 @@ def test_silero_is_the_same_layer_in_each_of_its_files(tmp_path):
 
 
 def test_silero_decomposed_is_refused_as_what_it_is():
-    with pytest.raises(NetworkError, match="ifless.onnx: holds no LSTM node but .*: a decomposed LSTM, which is not supported"):
+    with pytest.raises(NetworkError, match="ifless.onnx: holds no recurrent node but .*: a decomposed LSTM or GRU, which is not supported"):
         load_network(str(SILERO / "silero_vad_op18_ifless.onnx"))
 
 
+SUPPORTED = r"activations must be Sigmoid, Tanh, Relu, HardSigmoid \(alpha 1/5 or 1/6, beta 1/2\) or Affine \(alpha 1, beta 0\), not "
+THREE = ["HardSigmoid", "Tanh", "Tanh"]
 ATTRIBUTES = [
-    ({"clip": 8.0}, r"node 'cell': clip must be absent \(not supported now\), not 8.0"),
-    ({"input_forget": 1}, r"node 'cell': input_forget must be 0 \(supported now\), not 1"),
+    ({"clip": 0.0}, "layer cell: clip must be above 0 and finite, not 0.0"),
+    ({"clip": -1.0, "direction": "reverse"}, "layer cell: clip must be above 0 and finite, not -1.0"),
+    ({"input_forget": 2}, "node 'cell': input_forget must be 0 or 1, not 2"),
     ({"layout": 2}, r"node 'cell': layout must be 0 or 1, not 2"),
-    ({"activations": ["HardSigmoid", "Tanh", "Tanh"]}, r"activations must be Sigmoid, Tanh, Tanh .*'HardSigmoid', 'Tanh', 'Tanh'\]"),
-    ({"activations": ["Sigmoid", "Tanh"]}, "activations must be"),
-    ({"activation_alpha": [0.5]}, "activation_alpha must be absent"),
-    ({"activation_beta": [0.5]}, "activation_beta must be absent"),
     ({"direction": "sideways"}, r"node 'cell': direction must be forward, reverse or bidirectional, not 'sideways'"),
-    ({"direction": "bidirectional", "activations": ["Sigmoid", "Tanh", "Tanh"]}, r"Sigmoid, Tanh, Tanh in each direction .*, not \["),
-    ({"direction": "bidirectional", "activations": 2 * ["Sigmoid", "Tanh", "Relu"]}, "activations must be .*'Relu'"),
-    ({"direction": "reverse", "clip": 1.0}, "clip must be absent"),
+    ({"activations": ["Sigmoid", "Tanh"]}, r"node 'cell': activations must be 3 for each direction, not \['Sigmoid', 'Tanh'\]"),
+    ({**BOTH, "activations": THREE}, r"activations must be 3 for each direction, not \['HardSigmoid', 'Tanh', 'Tanh'\]"),
+    ({"activations": ["Sigmoid", "Tanh", "Softsign"]}, SUPPORTED + "'Softsign'"),
+    ({"activations": ["Sigmoid", "Elu", "Tanh"]}, SUPPORTED + "'Elu'"),
+    ({"activations": ["Sigmoid", "LeakyRelu", "Tanh"], "activation_alpha": [0.5]}, SUPPORTED + "'LeakyRelu'"),
+    ({"activations": ["Sigmoid", "ThresholdedRelu", "Tanh"]}, SUPPORTED + "'ThresholdedRelu'"),
+    ({"activations": ["Sigmoid", "ScaledTanh", "Tanh"]}, SUPPORTED + "'ScaledTanh'"),
+    ({"activations": ["Softplus", "Tanh", "Tanh"]}, SUPPORTED + "'Softplus'"),
+    ({"activations": ["Sigmoid", "Affine", "Tanh"]}, SUPPORTED + r"'Affine' \(alpha None, beta None\)"),
+    (
+        {"activations": ["Sigmoid", "Affine", "Tanh"], "activation_alpha": [1.0], "activation_beta": [0.5]},
+        SUPPORTED + r"'Affine' \(alpha 1.0, beta 0.5\)",
+    ),
+    ({"activations": THREE, "activation_alpha": [0.25]}, SUPPORTED + r"'HardSigmoid' \(alpha 0.25, beta 0.5\)"),
+    ({"activations": THREE, "activation_beta": [0.25]}, SUPPORTED + r"'HardSigmoid' \(alpha 0.2, beta 0.25\)"),
+    ({"activations": THREE, "activation_alpha": [0.2, 0.2]}, "activation_alpha must be no longer than what the activations take of it"),
+    ({"activation_beta": [0.5]}, r"activation_beta must be no longer than what the activations take of it, not \[0.5\]"),
+    ({"activations": ["Relu", "Tanh", "Tanh"], "input_forget": 1}, "coupled gates must be activated by SIGMOID or .*, not RELU"),
 ]
 
 
 @pytest.mark.parametrize(("attributes", "message"), ATTRIBUTES)
-def test_an_attribute_without_support_is_refused_by_name(tmp_path, attributes, message):
+def test_an_attribute_that_cannot_be_is_refused_by_name(tmp_path, attributes, message):
     refused(lstm_model(2, 3, **attributes)[0], tmp_path, message)
 
 
@@ -204,10 +371,28 @@ def test_a_hidden_size_that_the_weights_contradict_is_refused(tmp_path):
     assert read_layers(save(made, tmp_path))[0].hidden == 3
 
 
-def test_peepholes_are_refused_by_name(tmp_path):
+@pytest.mark.parametrize("shape", [(1, 12), (2, 9), (9,)])
+def test_peepholes_of_another_shape_are_refused(tmp_path, shape):
     made, _ = lstm_model(2, 3, words="X W R B - - - P")
-    made.graph.initializer.append(numpy_helper.from_array(np.zeros((1, 9), np.float32), "P"))
-    refused(made, tmp_path, r"P must be absent \(peepholes are not supported now\), not 'P'")
+    made.graph.initializer[-1].CopyFrom(numpy_helper.from_array(np.zeros(shape, np.float32), "P"))
+    refused(made, tmp_path, rf"node 'cell': P must be of the shape \(1, 9\), not \({shape[0]}")
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "shape", "message"),
+    [
+        ("GRU", "W", (1, 12, 2), r"W must be of the shape \(1, 9, 2\), not \(1, 12, 2\)"),
+        ("GRU", "R", (9, 3), r"R must be of the shape \[1, 3 x hidden, ...\], not \(9, 3\)"),
+        ("GRU", "B", (1, 9), r"B must be of the shape \(1, 18\), not \(1, 9\)"),
+        ("RNN", "W", (3, 2), r"W must be of the shape \[1, hidden, ...\], not \(3, 2\)"),
+        ("RNN", "B", (1, 3), r"B must be of the shape \(1, 6\), not \(1, 3\)"),
+    ],
+)
+def test_weights_of_another_cells_shape_are_refused(tmp_path, op, name, shape, message):
+    made, _ = recurrent_model(op, 2, 3)
+    index = [tensor.name for tensor in made.graph.initializer].index(name)
+    made.graph.initializer[index].CopyFrom(numpy_helper.from_array(np.zeros(shape, np.float32), name))
+    refused(made, tmp_path, message)
 
 
 @pytest.mark.parametrize(
@@ -256,25 +441,13 @@ def test_weights_computed_at_run_time_are_refused_with_what_they_depend_on(tmp_p
     refused(made, tmp_path, "W must be constant, not computed at run time from the random node 'dice'")
 
 
-@pytest.mark.parametrize("kind", ["GRU", "RNN"])
-def test_another_recurrent_node_is_refused_by_its_kind_even_beside_an_lstm(tmp_path, kind):
-    gates = {"GRU": 3, "RNN": 1}[kind]
+@pytest.mark.parametrize(("op", "domain"), [("AttnLSTM", "com.microsoft"), ("LSTM", "own"), ("DynamicQuantizeLSTM", "own")])
+def test_a_recurrent_node_of_another_kind_is_refused_even_beside_one_that_is_known(tmp_path, op, domain):
     made, _ = lstm_model(2, 3)
-    for name, size in (("W2", 2), ("R2", 3)):
-        made.graph.initializer.append(numpy_helper.from_array(np.zeros((1, gates * 3, size), np.float32), name))
-    made.graph.node.append(helper.make_node(kind, ["X", "W2", "R2"], ["Z"], name="other", hidden_size=3))
-    refused(made, tmp_path, f"node 'other': kind must be LSTM, not '{kind}'")
-    del made.graph.node[0]
-    del made.graph.output[:]
-    made.graph.output.append(value_info("Z", ("steps", 1, 1, 3)))
-    refused(made, tmp_path, f"node 'other': kind must be LSTM, not '{kind}'")
-
-
-def test_a_quantised_lstm_of_onnxruntime_is_refused_by_its_kind(tmp_path):
-    node = helper.make_node("DynamicQuantizeLSTM", ["X", "W", "R"], ["Y"], name="int8", domain="com.microsoft", hidden_size=3)
-    made = model([node], [value_info(name, ("a", "b", "c")) for name in "XWR"], [value_info("Y", ("steps", 1, 1, 3))])
-    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    refused(made, tmp_path, "node 'int8': kind must be LSTM, not 'com.microsoft.DynamicQuantizeLSTM'")
+    made.graph.node.append(helper.make_node(op, ["X", "W", "R"], ["Z"], name="other", domain=domain, hidden_size=3))
+    made.opset_import.append(helper.make_opsetid(domain, 1))
+    kinds = "LSTM, GRU, RNN, com.microsoft.DynamicQuantizeLSTM"
+    refused(made, tmp_path, f"node 'other': kind must be {kinds}, not '{domain}.{op}'")
 
 
 def test_an_lstm_inside_a_loop_is_refused_with_the_loop(tmp_path):
@@ -292,7 +465,7 @@ def test_an_lstm_inside_a_loop_is_refused_with_the_loop(tmp_path):
 
 def test_a_model_without_recurrent_nodes_lists_what_it_has(tmp_path):
     made = model([helper.make_node("Relu", ["X"], ["Y"])], [value_info("X", (2,))], [value_info("Y", (2,))])
-    refused(made, tmp_path, r"holds no recurrent node \(supported: LSTM\); its nodes are Relu")
+    refused(made, tmp_path, r"holds no recurrent node \(supported: LSTM, GRU, RNN, com.microsoft.DynamicQuantizeLSTM\); its nodes are Relu")
 
 
 def test_sparse_weights_are_refused(tmp_path):

@@ -6,11 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.model.compiler import compile_layer
+from sharp.model.layer import LayerShape
 from sharp.model.machine import load_machine
-from sharp.model.program import FIELDS, WORD_BITS, End, Halt, Init, Input, Loop, Opcode, Operand, Post, Program, Source, Tile, Update
+from sharp.model.planner import plan
+from sharp.model.program import (
+    FIELDS, WORD_BITS, WORK, End, Halt, Init, Input, Loop, Opcode, Operand, Post, Program, Source, Tile, Update, Weights,
+)  # fmt: skip
 
-KINDS = {Opcode.HALT: Halt, Opcode.LOOP: Loop, Opcode.END: End, Opcode.INPUT: Input, Opcode.TILE: Tile, Opcode.POST: Post}
+KINDS = {
+    Opcode.HALT: Halt,
+    Opcode.LOOP: Loop,
+    Opcode.END: End,
+    Opcode.INPUT: Input,
+    Opcode.TILE: Tile,
+    Opcode.POST: Post,
+    Opcode.WEIGHTS: Weights,
+}
 FIELD_CASES = [(opcode, name, bits) for opcode, fields in FIELDS.items() for name, bits in fields if name != "opcode"]
 
 
@@ -38,8 +49,8 @@ def instructions(draw):
 
 def program(*code) -> Program:
     """A program of these instructions; what it computes does not matter."""
-    made, _, _ = compile_layer(load_machine("sharp-64"), inputs=1, hidden=1, steps=1, schedule="unfolded", tile=8)
-    return made.replace(instructions=code)
+    shape = LayerShape(name="", cell="lstm", inputs=1, hidden=1)
+    return plan(load_machine("sharp-64"), shape, steps=1, schedule="unfolded", tile=8).program.replace(instructions=code)
 
 
 def executed(*code) -> list:
@@ -87,6 +98,12 @@ def test_enumerations_fit_their_fields():
         assert max(values) < 1 << bits[Opcode.TILE, place]
     for values, place in ((Source, "source"), (Update, "update")):
         assert max(values) < 1 << bits[Opcode.POST, place]
+
+
+def test_every_update_says_what_it_costs():
+    assert set(WORK) == set(Update)
+    for update, work in WORK.items():
+        assert work.state_writes <= work.state_reads <= 1 and set(work.gates) <= set(range(4)), update
 
 
 def test_loops_expand_as_written():

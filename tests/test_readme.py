@@ -33,13 +33,13 @@ def test_bound_table_holds_what_the_command_prints():
 def test_predictions_hold_what_the_command_prints():
     run = execute(load_network("silero-vad"), load_machine("sharp-1k"), schedule="unfolded", tile=None)
     result = run.result()
-    (layer,) = run.layers
+    (machine_run,) = run.runs
     predicted = {
         "cycles": result["cycles"],
-        "output beats in their predicted cycle": len(layer.plan.timing.output_cycles),
-        "h values, bits": layer.values.outputs.size,
+        "output beats in their predicted cycle": len(machine_run.plan.timing.output_cycles),
+        "h values, bits": machine_run.values.outputs[0].size,
         "products of matrix entries": result["events"]["active_macs"],
-        "counters, idle cycles by reason among them": len(layer.counts),
+        "counters, idle cycles by reason among them": len(machine_run.counts),
     }
     for name, value in predicted.items():
         assert f"| {name} | {value:,} |" in TEXT

@@ -9,15 +9,13 @@ import pytest
 from onnx_models import lstm_model, save
 from rich.console import Console
 
-from sharp.model.compiler import SCHEDULES
 from sharp.model.machine import load_machine
 from sharp.model.network import ShapeFile, load_network
+from sharp.model.steps import SCHEDULES
 from sharp.model.timing import IDLE_REASONS
 from sharp.sim.bench_driver import Trace
 from sharp.sim.execution import execute
 from sharp.sim.report import EVENT_UNITS, IDLE_MEANINGS, RESULT_FILES, print_runs, write_run
-
-
 
 SMALL = ShapeFile(
     name="small",
@@ -47,13 +45,13 @@ def onnx_execution(tmp_path_factory):
 
 
 def with_traces(execution, **changes):
-    """Return the execution as if the RTL had run it, with the first layer's trace changed."""
-    layers = []
-    for layer in execution.layers:
-        trace = Trace(layer.values.outputs, layer.values.cell, layer.plan.timing.output_cycles, dict(layer.counts), seconds=0.5)
-        layers.append(dataclasses.replace(layer, trace=trace))
-    layers[0] = dataclasses.replace(layers[0], trace=dataclasses.replace(layers[0].trace, **changes))
-    return dataclasses.replace(execution, layers=tuple(layers), simulated=True)
+    """Return the execution as if the RTL had run it, with the first run's trace changed."""
+    runs = []
+    for run in execution.runs:
+        trace = Trace(run.values.outputs, run.values.states, run.plan.timing.output_cycles, dict(run.counts), seconds=0.5)
+        runs.append(dataclasses.replace(run, trace=trace))
+    runs[0] = dataclasses.replace(runs[0], trace=dataclasses.replace(runs[0].trace, **changes))
+    return dataclasses.replace(execution, runs=tuple(runs), simulated=True)
 
 
 def printed(*executions):
@@ -99,11 +97,15 @@ def test_idle_cycles_and_tiles_add_up_to_all_cycles(executions):
 
 
 def test_layers_of_the_same_shape_and_tile_are_one_line(executions):
+    alone = execute(SMALL.network(), load_machine("sharp-64"), schedule="unfolded", tile=8, streams=1)
+    text = printed(alone)
+    assert row(text, "layers") == ["2 x LSTM 9 -> 12"] and row(text, "tile rows K") == ["8"]
+    assert "│ 2 x LSTM 24 -> 12 │" in " ".join(text.split())
+
+
+def test_streams_that_run_together_are_one_line(executions):
     text = printed(executions[-1])
-    tiles = [layer.program.tile for layer in executions[-1].layers]
-    assert tiles[0] == tiles[1] and tiles[2] == tiles[3]
-    assert row(text, "LSTM layers") == ["2 x 9 -> 12"] and row(text, "tile rows K") == [str(tiles[0])]
-    assert "│ 2 x 24 -> 12 │" in " ".join(text.split())
+    assert row(text, "layers") == ["(LSTM 9 -> 12) x 2"] and "│ (LSTM 24 -> 12) x 2 │" in " ".join(text.split())
 
 
 def test_run_without_rtl_says_so(executions):
@@ -113,16 +115,18 @@ def test_run_without_rtl_says_so(executions):
 def test_equal_trace_is_called_equal(executions):
     text = printed(with_traces(executions[-1]))
     assert [row(text, f"RTL {what}") for what in ("values", "cycles", "events")] == [["equal"]] * 3
-    assert row(text, "RTL speed") == [f"{executions[-1].cycles / 2:,.0f} /s"]
+    seconds = 0.5 * len(executions[-1].runs)
+    assert row(text, "RTL speed") == [f"{executions[-1].cycles / seconds:,.0f} /s"]
 
 
 @pytest.mark.parametrize("what", ["values", "cycles", "events"])
-def test_difference_in_one_layer_is_called_not_equal(executions, what):
-    layer = executions[-1].layers[0]
+def test_difference_in_one_run_is_called_not_equal(executions, what):
+    run = executions[-1].runs[0]
+    first, *others = run.values.outputs
     changes = {
-        "values": {"outputs": np.where(np.arange(12) == 3, np.float16(0.25), layer.values.outputs)},
-        "cycles": {"output_cycles": layer.plan.timing.output_cycles + (np.arange(len(layer.plan.timing.output_cycles)) == 2)},
-        "events": {"counts": layer.counts | {"bias_reads": layer.counts["bias_reads"] + 1}},
+        "values": {"outputs": (np.where(np.arange(12) == 3, np.float16(0.25), first), *others)},
+        "cycles": {"output_cycles": run.plan.timing.output_cycles + (np.arange(len(run.plan.timing.output_cycles)) == 2)},
+        "events": {"counts": run.counts | {"bias_reads": run.counts["bias_reads"] + 1}},
     }
     text = printed(with_traces(executions[-1], **changes[what]))
     others = {"values", "cycles", "events"} - {what}

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = ("configs", "model", "rtl", "sim", "tests")  # each imports only itself and those before it
 PACKAGED = LAYERS[:-1]
-FOREIGN_TO_MODEL = {"cocotb", "cocotb_tools", "matplotlib", "amaranth"}
+FOREIGN_TO_MODEL = {"cocotb", "cocotb_tools", "matplotlib", "amaranth", "torch", "keras", "tensorflow"}
 TOP_LEVEL = {"pyproject.toml", "README.md", "LICENSE", "Makefile", "rtl", "model", "sim", "tests", "configs", "reports"}
 SOURCES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sharp.model.compiler import SCHEDULES
 from sharp.model.machine import load_machine
-from sharp.model.network import LayerShape
+from sharp.model.layer import LayerShape
 from sharp.model.planner import plan
+from sharp.model.steps import SCHEDULES
 from sharp.model.timing import Contract
 from sharp.sim.timeline import KINDS, Track, figure, spans, trace_events
 
@@ -71,7 +71,7 @@ def test_no_hidden_part_ends_before_the_h_that_it_reads_is_written(some_plan):
     assert set(written) == set(ends) == set(range(some_plan.steps))
     for step in range(1, some_plan.steps):
         assert ends[step] >= written[step - 1]
-        assert written[step] - ends[step] >= Contract(some_plan.machine).recurrence_cycles
+        assert written[step] - ends[step] >= Contract(some_plan.machine).recurrence_cycles(some_plan.shape)
 
 
 def test_unfolded_computes_the_next_input_part_between_two_hidden_parts():
@@ -126,12 +126,12 @@ def test_trace_times_follow_the_clock_and_layers_follow_each_other(trace):
 def test_long_run_is_cut_after_whole_steps_of_each_layer_and_says_so():
     plans = [("first", planned(steps=400)), ("second", planned(steps=400, inputs=37))]
     content = json.loads(trace_events(plans, event_limit=1000))
-    for process, ((_, plan), layer) in enumerate(zip(plans, content["otherData"]["layers"], strict=True), 1):
+    for process, ((_, each), layer) in enumerate(zip(plans, content["otherData"]["layers"], strict=True), 1):
         shown = [event for event in content["traceEvents"] if event["ph"] == "X" and event["pid"] == process]
         assert 400 < len(shown) <= 500
         steps = {int(event["name"].split()[-1]) for event in shown}
         assert steps == set(range(len(steps))) and layer["steps_shown"] == f"the first {len(steps)}"
-        assert len(shown) == sum(span.step < len(steps) for span in spans(plan))
+        assert len(shown) == sum(span.step < len(steps) for span in spans(each))
 
 
 def test_every_kind_of_span_has_a_colour_and_a_meaning(some_plan):

@@ -8,21 +8,22 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from small_cases import layer_case
 from small_layers import tiny_machine
 
 from sharp.model import numerics
-from sharp.model.compiler import SCHEDULES
 from sharp.model.errors import ConfigError
+from sharp.model.layer import CELLS
+from sharp.model.program import Tiling
+from sharp.model.steps import SCHEDULES
 from sharp.sim import bench
 from sharp.sim.bench_driver import Trace
-from sharp.sim.verification import LARGEST_SIZE, Case, check, random_case, random_cases, random_machine, read_case, write_case
+from sharp.sim.verification import LARGEST_SIZE, SMALL_BUFFER_WORDS, Case, check, random_cases, read_case, write_case
 
 
-def tiny_case(**changes) -> Case:
-    tiles = dict(input_rows=4, hidden_rows=8, tail_columns=1, tail_blocks=1)
-    shape = dict(inputs=5, hidden=7, steps=3, schedule="unfolded")
-    case = Case(machine=tiny_machine(), **shape, **tiles, seed=2, stall_seed=None, large_cell=False)
-    return case.replace(**changes)
+def tiny_case(*, schedule="unfolded", **changes) -> Case:
+    shape = dict(inputs=5, hidden=7, tiling=Tiling(4, 8, 4, 3, lean=0.5, bundle=1))
+    return layer_case(tiny_machine(), **shape, steps=(3,), schedule=schedule, seed=2, **changes)
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def rtl(monkeypatch):
     def trace_of(run: bench.Run) -> Trace:
         values = numerics.execute(run.program, run.inputs)
         counts = run.timing.counts | {"saturations": values.saturations}
-        return Trace(values.outputs, values.cell, run.timing.output_cycles.copy(), counts, seconds=1.0)
+        return Trace(values.outputs, values.states, run.timing.output_cycles.copy(), counts, seconds=1.0)
 
     def stand_in(change=lambda trace: trace):
         monkeypatch.setattr(bench, "simulate", lambda machine, runs, progress=None: [change(trace_of(run)) for run in runs])
@@ -41,9 +42,10 @@ def rtl(monkeypatch):
 
 
 def with_bit(trace, name, index):
-    values = getattr(trace, name).copy()
+    (values,) = getattr(trace, name)
+    values = values.copy()
     values.view(np.uint16 if values.dtype == np.float16 else np.uint32)[index] ^= 1
-    return dataclasses.replace(trace, **{name: values})
+    return dataclasses.replace(trace, **{name: (values,)})
 
 
 def with_count(trace, name, more):
@@ -56,8 +58,11 @@ def with_late_beat(trace):
 
 
 DIFFERENCES = [
-    (lambda trace: with_bit(trace, "outputs", (1, 3)), r"1 hidden values differ, the first at step 1, neuron 3: model \S+, RTL \S+"),
-    (lambda trace: with_bit(trace, "cell", 6), "final cell states differ"),
+    (
+        lambda trace: with_bit(trace, "outputs", (1, 3)),
+        r"1 hidden values of stream 0 differ, the first at step 1, neuron 3: model \S+, RTL \S+",
+    ),
+    (lambda trace: with_bit(trace, "states", 6), "final cell states differ"),
     (with_late_beat, r"1 output beats differ in cycle, the first is beat 4: model (\d+), RTL \d+"),
     (lambda trace: dataclasses.replace(trace, output_cycles=trace.output_cycles[:-1]), "output beats: model 28, RTL 27"),
     (lambda trace: with_count(trace, "cycles", 1), r"cycles: model \d+, RTL \d+"),
@@ -80,10 +85,10 @@ def test_every_difference_is_named(rtl, change, message):
 
 
 def test_zeros_of_different_sign_differ(rtl, monkeypatch):
-    zeros = numerics.Values(np.zeros((3, 7), np.float16), np.zeros(7, np.float32), 0)
+    zeros = numerics.Values((np.zeros((3, 7), np.float16),), (np.zeros(7, np.float32),), 0)
     monkeypatch.setattr(numerics, "execute", lambda program, inputs: zeros)
-    for name in ("outputs", "cell"):
-        rtl(lambda trace, name=name: dataclasses.replace(trace, **{name: -getattr(trace, name)}))
+    for name in ("outputs", "states"):
+        rtl(lambda trace, name=name: dataclasses.replace(trace, **{name: (-getattr(trace, name)[0],)}))
         (outcome,) = check([tiny_case()])
         assert "differ" in outcome.mismatch
 
@@ -101,9 +106,10 @@ def test_case_of_a_file_is_the_case_written(seed, tmp_path):
     write_case(case, tmp_path / "case.yaml")
     again = read_case(tmp_path / "case.yaml")
     assert again == case
-    (layer, *arrays), (layer_again, *arrays_again) = case.layer(), again.layer()
-    assert layer_again.digest == layer.digest
-    assert [array.tobytes() for array in arrays_again] == [array.tobytes() for array in arrays]
+    (program, inputs), (program_again, inputs_again) = (each.loaded(each.plan()) for each in (case, again))
+    assert inputs_again.tobytes() == inputs.tobytes() and program_again.instructions == program.instructions
+    for image in ("weights", "memory", "accumulators", "hidden", "cell"):
+        assert getattr(program_again, image).tobytes() == getattr(program, image).tobytes()
     assert again.plan().timing.counts == case.plan().timing.counts
 
 
@@ -119,18 +125,27 @@ def test_case_file_says_what_it_runs(tmp_path):
     path = tmp_path / "case.yaml"
     write_case(tiny_case(), path)
     data = yaml.safe_load(path.read_text())
-    assert (data["machine"]["macs"], data["inputs"], data["hidden"], data["schedule"]) == (16, 5, 7, "unfolded")
+    (layer,) = data["layers"]
+    assert (data["machine"]["macs"], layer["cell"], layer["inputs"], layer["hidden"], data["schedule"]) == (16, "lstm", 5, 7, "unfolded")
+    assert data["streams"] == [{"layer": 0, "steps": 3, "source": None}]
+
+
+def of_layer(**changes):
+    """Change the one layer of the tiny case's file."""
+    (layer,) = tiny_case().model_dump()["layers"]
+    return {"layers": [layer | changes]}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schedul": "unfolded"}, "schedul: unknown key; known keys are machine, inputs, hidden, steps, schedule, "),
+        ({"schedul": "unfolded"}, "schedul: unknown key; known keys are machine, layers, streams, schedule, seed, stall_seed"),
         ({"schedule": "fastest"}, f"schedule: input should be .*{SCHEDULES[-1]}.*, not 'fastest'$"),
-        ({"inputs": "5"}, "inputs: input should be a valid integer, not '5'$"),
-        ({"hidden": 0}, "hidden: input should be greater than or equal to 1, not 0$"),
+        (of_layer(inputs="5"), r"layers.0.inputs: input should be a valid integer, not '5'$"),
+        (of_layer(hidden=0), r"layers.0.hidden: input should be greater than or equal to 1, not 0$"),
+        (of_layer(cell="lstn"), r"layers.0.cell: input should be .*'rnn'.*, not 'lstn'$"),
         ({"machine": {"macs": 16}}, "machine.name: missing$"),
-        ({"large_cell": "maybe"}, "large_cell: input should be a valid boolean, not 'maybe'$"),
+        (of_layer(large_cell="maybe"), r"layers.0.large_cell: input should be a valid boolean, not 'maybe'$"),
     ],
 )
 def test_case_file_with_a_mistake_is_refused_with_its_field(tmp_path, change, message):
@@ -158,37 +173,39 @@ def test_cases_follow_from_the_seed_and_spread_over_the_machines():
 
 
 def test_random_machines_and_layers_reach_all_corners():
-    groups = random_cases(60, 3000, 1)
+    groups = random_cases(40, 2000, 1)
     machines, drawn = [group[0].machine for group in groups], [case for group in groups for case in group]
-    assert {machine.macs for machine in machines} == {16, 32, 64, 128, 256}
+    layers = [layer for case in drawn for layer in case.layers]
+    assert {machine.macs for machine in machines} == {16, 32, 64, 128, 256} and {machine.streams for machine in machines} == {1, 2, 3, 4}
     for name in type(machines[0].latencies).model_fields:
         assert {getattr(machine.latencies, name) for machine in machines} == {1, 2, 3, 4}
     assert {case.schedule for case in drawn} == set(SCHEDULES)
     for machine in machines:
-        rows = [(case.input_rows, case.hidden_rows) for case in drawn if case.machine == machine]
+        rows = [(layer.input_rows, layer.hidden_rows) for case in drawn if case.machine == machine for layer in case.layers]
         assert [set(each) for each in zip(*rows, strict=True)] == [set(machine.tile_heights)] * 2
     for name in ("inputs", "hidden"):
-        sizes = {getattr(case, name) for case in drawn}
+        sizes = {getattr(layer, name) for layer in layers}
         assert min(sizes) == 1 and max(sizes) == LARGEST_SIZE and len(sizes) > 70
-    assert any(case.large_cell for case in drawn) and any(case.stall_seed is not None for case in drawn)
+    assert {layer.cell for layer in layers} == set(CELLS)
+    for what in ("peepholes", "coupled", "projected", "clip", "large_cell"):
+        assert any(getattr(layer, what) for layer in layers), what
+    assert {len(case.streams) for case in drawn} == {1, 2, 3, 4} and any(case.stall_seed is not None for case in drawn)
+    assert any(len(case.layers) == len(case.streams) > 1 for case in drawn)
+    assert any(stream.source is not None for case in drawn for stream in case.streams)
+    assert any(machine.weight_words == SMALL_BUFFER_WORDS for machine in machines)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_largest_random_cases_fit_their_machines(schedule):
-    generator = np.random.default_rng(1)
-    sizes = dict(inputs=LARGEST_SIZE, hidden=LARGEST_SIZE - 1, steps=5, schedule=schedule)  # five steps are all laid out but two
-    for index in range(60):
-        machine = random_machine(generator, index)
-        for rows in (machine.tile_rows.min, machine.tile_rows.max):
-            tiles = dict(input_rows=rows, hidden_rows=rows, tail_columns=1, tail_blocks=1)
-            random_case(generator, machine).replace(**sizes, **tiles).plan()
-
-
-@given(st.integers(1, 40), st.integers(1, 40))
+@given(st.integers(1, 20), st.integers(1, 20))
 def test_no_case_is_lost_between_machines(machines, cases):
     assert sum(map(len, random_cases(machines, cases, 1))) == cases
 
 
+def test_random_cases_fit_their_machines():
+    for group in random_cases(30, 300, 2):
+        for case in group:
+            case.plan()
+
+
 def test_large_cells_saturate():
-    layer, inputs, hidden, cell = tiny_case(large_cell=True).layer()
-    assert numerics.execute(tiny_case().plan().loaded(layer, hidden, cell), inputs).saturations > 0
+    case = tiny_case(large_cell=True)
+    assert numerics.execute(*case.loaded(case.plan())).saturations > 0
