@@ -66,6 +66,10 @@ class LayerShape:
     def __post_init__(self) -> None:
         if self.cell not in CELLS:
             raise NetworkError(f"layer {self.name}: cell must be {', '.join(CELLS)}, not {self.cell!r}")
+        for name in ("inputs", "hidden", "projected"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise NetworkError(f"layer {self.name}: {name} must be at least 1, not {size}")
         if not self.activations:
             object.__setattr__(self, "activations", STANDARD_ACTIVATIONS[self.cell])
         elif len(self.activations) != len(STANDARD_ACTIVATIONS[self.cell]):
