@@ -313,6 +313,13 @@ def test_more_streams_than_the_machine_has_are_refused():
         compiled(streams=5)
 
 
+@pytest.mark.parametrize("size", [0, -1])
+@pytest.mark.parametrize("name", ["inputs", "hidden", "projected"])
+def test_size_below_one_is_refused(name, size):
+    with pytest.raises(NetworkError, match=f"^layer layer: {name} must be at least 1, not {size}$"):
+        compiled(**{name: size})
+
+
 def test_stream_of_no_steps_is_refused():
     with pytest.raises(NetworkError, match="^layer layer: steps must be at least 1, not 0$"):
         compiled(steps=0)

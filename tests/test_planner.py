@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_layers import cases, shape_and_steps
+from small_layers import cases
 
 from sharp.model import planner
 from sharp.model.compiler import Recurrence
@@ -16,6 +16,7 @@ from sharp.model.machine import load_machine
 from sharp.model.planner import TRIAL_STEPS, plan, plan_streams
 from sharp.model.program import Tiling
 from sharp.model.timing import LSTM, Contract
+from sharp.sim.verification import random_case, random_machine
 
 
 def lstm_shape(inputs, hidden):
@@ -26,15 +27,25 @@ def planned(inputs=13, hidden=21, *, machine="sharp-64", steps=3, schedule="unfo
     return plan(load_machine(machine), lstm_shape(inputs, hidden), steps=steps, schedule=schedule, tile=tile)
 
 
-@settings(deadline=None, max_examples=40)
-@given(cases(), st.sampled_from([1, 2, 5, TRIAL_STEPS, TRIAL_STEPS + 1, 60, 61]))
-def test_best_tile_is_no_slower_than_any_single_height(case, steps):
-    shape, _ = shape_and_steps(case)
+def assert_best(case, steps):
+    shape = case.layers[0].shape
 
     def cycles(tile):
         return plan(case.machine, shape, steps=steps, schedule=case.schedule, tile=tile).timing.cycles
 
     assert cycles(None) <= min(cycles(height) for height in case.machine.tile_heights)
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases(), st.sampled_from([1, 2, 5, TRIAL_STEPS, TRIAL_STEPS + 1, 60, 61]))
+def test_best_tile_is_no_slower_than_any_single_height(case, steps):
+    assert_best(case, steps)
+
+
+@pytest.mark.parametrize("seed", [3070, 3866])
+def test_tile_that_is_best_in_the_first_steps_alone_is_not_taken(seed):
+    generator = np.random.default_rng(seed)
+    assert_best(random_case(generator, random_machine(generator, 0)), 60)
 
 
 @settings(deadline=None, max_examples=40)

@@ -91,6 +91,21 @@ def test_cover_never_takes_more_tiles_than_its_one_shape(drawn):
     assert tiles_of(machine, cover(machine, rows, columns, height, machine.tile_rows.max)) <= -(-rows // height) * -(-columns // width)
 
 
+@given(rectangles(), st.data())
+def test_every_row_of_a_cover_meets_its_columns_from_left_to_right(drawn, data):
+    machine, rows, columns, height = drawn
+    tallest = data.draw(st.sampled_from([each for each in machine.tile_heights if each >= height]))
+    reached, finished = np.zeros(rows, int), 0
+    for region in cover(machine, rows, columns, height, tallest, trim=data.draw(st.booleans())):
+        taken = slice(region.row, region.row + region.rows)
+        assert (reached[taken] == region.column).all()
+        reached[taken] += region.columns
+        if region.column + region.columns == columns:
+            assert region.row == finished, "rows are completed in rising order"
+            finished += region.rows
+    assert finished == rows
+
+
 def test_leftover_rows_get_the_shape_that_needs_fewest_tiles():
     machine = load_machine("sharp-64")  # heights 8, 16, 32 with 8, 4, 2 columns
     # 36 rows by 8 columns: 4 tiles of 32 x 2, and one of 8 x 8 for the 4 rows left over, where one shape takes 8 tiles.
