@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 from hypothesis import note
 from hypothesis import strategies as st
-
 from sharp.model.layer import STANDARD_ACTIVATIONS, LayerShape
 from sharp.model.machine import Machine, load_machine
 from sharp.model.program import Program, Tile
@@ -38,10 +37,25 @@ def cases(draw, *, plain=False, **changes):
     return case
 
 
+@st.composite
+def stream_cases(draw):
+    """A case of one or more streams: elements of a batch, networks side by side, or layers in a chain; a failure names it."""
+    generator = np.random.default_rng(draw(SEEDS))
+    case = random_case(generator, random_machine(generator, 0))
+    note(case.name)
+    return case
+
+
 def shape_and_steps(case) -> tuple[LayerShape, int]:
     """The shape of a case's one layer, and the steps of its one stream."""
     (layer,), (stream,) = case.layers, case.streams
     return layer.shape, stream.steps
+
+
+def with_weight_words(case, words: int):
+    """The case on a machine whose weight buffer holds so many words, all else as it was."""
+    buffers = case.machine.buffers.replace(weight_bytes=words * case.machine.weight_word_bytes)
+    return case.replace(machine=case.machine.replace(buffers=buffers.model_dump()).model_dump())
 
 
 def tiny_machine() -> Machine:

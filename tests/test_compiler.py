@@ -1,4 +1,4 @@
-"""The compiler: images hold what is read, loops change nothing, streams share nothing, refusals show their arithmetic."""
+"""The compiler: every value has a place of its own, loops change nothing, streams share weights alone, refusals show their arithmetic."""
 
 import dataclasses
 
@@ -6,49 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_layers import cases, shape_and_steps
+from small_layers import cases, shape_and_steps, stream_cases
 
 from sharp.model import compiler
-from sharp.model.arithmetic import Activation
 from sharp.model.compiler import Recurrence, compile_streams
 from sharp.model.errors import ConfigError, NetworkError
-from sharp.model.layer import GATES, Layer, LayerShape
+from sharp.model.layer import LayerShape
 from sharp.model.machine import load_machine
-from sharp.model.planner import plan, plan_streams
-from sharp.model.program import End, Init, Loop, Operand, Post, Tile, Tiling
+from sharp.model.planner import plan_streams
+from sharp.model.program import End, Init, Loop, Operand, Post, Source, Tile, Tiling
 from sharp.model.steps import SCHEDULES
 
 INPUTS, HIDDEN = 13, 21
-
-
-def coded(shape: LayerShape) -> Layer:
-    """A layer whose matrix entries are float16 values of their own in each matrix, and whose biases tell their rows."""
-
-    def matrix(rows, columns):
-        return (1 + np.arange(rows * columns) % 31743).astype(np.uint16).view(np.float16).reshape(rows, columns).astype(np.float32)
-
-    rows = GATES[shape.cell] * shape.hidden
-    candidate_bias = np.arange(rows + 1, rows + shape.hidden + 1, dtype=np.float32)
-    return Layer(
-        name="coded",
-        cell=shape.cell,
-        input_kernel=matrix(rows, shape.inputs),
-        recurrent_kernel=matrix(rows, shape.outputs),
-        bias=np.arange(1, rows + 1, dtype=np.float32),
-        candidate_bias=candidate_bias if shape.cell == "gru" and shape.reset_after else None,
-        projection=None if shape.projected is None else matrix(shape.projected, shape.hidden),
-        peepholes=np.ones((3, shape.hidden), np.float32) if shape.peepholes else None,
-        reset_after=shape.reset_after,
-        activations=shape.activations,
-    )
-
-
-def packed(case):
-    """Compile and load a case of one stream; return its plan, program and layer."""
-    planned, (shape, _) = case.plan(), shape_and_steps(case)
-    layer = coded(dataclasses.replace(shape, coupled=False, clip=None))
-    states = np.arange(1, shape.outputs + 1, dtype=np.float32), np.arange(shape.hidden, dtype=np.float32) + 0.5
-    return planned, planned.loaded([layer], [states]), layer
 
 
 def tiles(program) -> list[Tile]:
@@ -57,94 +26,9 @@ def tiles(program) -> list[Tile]:
 
 @settings(deadline=None)
 @given(cases())
-def test_pieces_hold_every_matrix_entry_once_and_zeros_elsewhere(case):
-    planned, program, layer = packed(case)
-    machine, least = case.machine, case.machine.tile_rows.min
-    (image,) = planned.compiled.layers
-    kernels = {"input": layer.input_kernel, "hidden": layer.recurrent_kernel, "projection": layer.projection}
-    found = {name: np.zeros(kernel.shape) for name, kernel in kernels.items() if kernel is not None}
-    times = {name: np.zeros(kernel.shape, int) for name, kernel in found.items()}
-    used = {False: np.zeros(len(program.weights), bool), True: np.zeros(len(program.memory), bool)}
-    for piece in image.step.pieces:
-        words = program.memory if piece.streamed else program.weights
-        region = piece.region
-        height, width = machine.tile_shape(region.tap)
-        blocks, column_tiles = -(-region.rows // height), -(-region.columns // width)
-        for index in range(blocks * column_tiles):
-            column, block = divmod(index, blocks)
-            word = piece.weight + index
-            assert not used[piece.streamed][word]
-            used[piece.streamed][word] = True
-            # A slice holds `least` rows of one column; neighbouring slices are neighbouring columns, then the next rows.
-            for part in range(machine.slices):
-                at_rows = block * height + part // width * least + np.arange(least)
-                at_column = column * width + part % width
-                values = words[word, part].view(np.float16)
-                inside = (at_rows < region.rows) & (at_column < region.columns)
-                assert not values[~inside].any()
-                rows = piece.band.matrix_rows[region.row + at_rows[inside]]
-                assert not values[inside][rows < 0].any(), "a row that the matrix does not have is zero"
-                place = rows[rows >= 0], np.full((rows >= 0).sum(), region.column + at_column)
-                found[piece.matrix][place] = values[inside][rows >= 0]
-                times[piece.matrix][place] += 1
-    assert used[False].all() and used[True].all()
-    for name, values in found.items():
-        assert (times[name] == 1).all() and np.array_equal(values, kernels[name].astype(np.float16)), name
-
-
-@settings(deadline=None)
-@given(cases())
-def test_image_holds_every_bias_and_state_once(case):
-    planned, program, layer = packed(case)
-    (image,), (stream,) = planned.compiled.layers, planned.compiled.streams
-    frame = program.accumulators[image.biases :][: image.step.packing.rows]
-    biases = len(layer.bias) + (0 if layer.candidate_bias is None else layer.hidden)
-    assert sorted(frame[frame != 0]) == list(range(1, biases + 1))
-    start = stream.hidden * case.machine.vector_row_elements
-    assert np.array_equal(program.hidden[start : start + layer.outputs], np.arange(1, layer.outputs + 1))
-    assert np.count_nonzero(program.hidden) == layer.outputs
-    state = program.cell[stream.cell * case.machine.lanes :][: layer.hidden]
-    expected = {"lstm": np.arange(layer.hidden) + 0.5, "gru": np.arange(1, layer.hidden + 1), "rnn": np.arange(layer.hidden) + 0.5}
-    assert np.array_equal(state, expected[layer.cell])
-    # The first step reads the vector that the second step writes.
-    first = next(tile for tile in tiles(program) if tile.operand is Operand.HIDDEN and not tile.wait)
-    assert first.vector == stream.hidden
-
-
-def test_negative_zero_of_a_bias_is_made_positive():
-    kernel = np.zeros((4, 1), np.float32)
-    layer = Layer(name="", cell="lstm", input_kernel=kernel, recurrent_kernel=kernel, bias=np.full(4, -0.0, np.float32))
-    planned = plan(load_machine("sharp-64"), layer.shape, steps=1, schedule="unfolded", tile=8)
-    assert not np.signbit(planned.loaded([layer], [(np.zeros(1), np.zeros(1))]).accumulators).any()
-
-
-@pytest.mark.parametrize("activation", [Activation.SIGMOID, Activation.HARD_SIGMOID_FIFTH])
-def test_rows_of_a_coupled_forget_gate_are_those_of_the_input_gate_negated(activation):
-    generator = np.random.default_rng(1)
-
-    def draw(*size):
-        return generator.standard_normal(size).astype(np.float32)
-
-    tensors = dict(input_kernel=draw(12, 2), recurrent_kernel=draw(12, 3), bias=draw(12), peepholes=draw(3, 3))
-    functions = (activation, Activation.TANH, Activation.TANH)
-    coupled = Layer(name="", cell="lstm", coupled=True, activations=functions, **tensors)
-    negated = {name: tensors[name].copy() for name in tensors}
-    for name in ("input_kernel", "recurrent_kernel", "bias"):
-        negated[name][3:6] = -tensors[name][:3]
-    negated["peepholes"][1] = -tensors["peepholes"][0]
-    plain = Layer(name="", cell="lstm", activations=functions, **negated)
-    images = []
-    for layer in (coupled, plain):
-        planned = plan(load_machine("sharp-64"), layer.shape, steps=1, schedule="unfolded", tile=8)
-        images.append(planned.loaded([layer], [(np.zeros(3), np.zeros(3))]))
-    for name in ("weights", "accumulators"):
-        assert np.array_equal(getattr(images[0], name), getattr(images[1], name))
-
-
-@settings(deadline=None)
-@given(cases())
 def test_sums_lie_beside_the_constants_and_those_of_the_step_before(case):
-    planned, program, _ = packed(case)
+    planned = case.plan()
+    program, _ = case.loaded(planned)
     machine, padded = case.machine, planned.compiled.layers[0].step.packing.rows
     constants, completed = len(program.accumulators), 0
     for tile in tiles(program):
@@ -164,6 +48,77 @@ def test_sums_lie_beside_the_constants_and_those_of_the_step_before(case):
         if post.source == 0:
             consumed -= (4 - post.runs) * post.neurons
     assert completed == consumed
+
+
+def accumulator_rows(machine, tile: Tile, group: int) -> set[int]:
+    """Rows of the accumulators that a tile instruction takes from `group` on."""
+    height, blocks = tile.height(machine), np.arange(tile.blocks(machine))
+    starts = group * machine.tile_rows.min + blocks * height + (blocks // tile.run * tile.gap * machine.tile_rows.min if tile.run else 0)
+    return {int(start) + row for start in starts for row in range(height)}
+
+
+def places_of_streams(program) -> list[dict[str, set[int]]]:
+    """What each stream writes of the accumulators, the h buffer and the cell buffer, from the executed instructions."""
+    machine, vectors = program.machine, iter(program.input_order)
+    places = [{"rows": set(), "elements": set(), "cells": set()} for _ in program.streams]
+    reading = next(vectors, None)
+    for each in program.executed():
+        if isinstance(each, Tile):
+            # Cursors are a stream's own but for the first, which all streams move along the input stream in its order.
+            stream = (each.cursor - 1) // 3 if each.cursor else int(reading[0])
+            places[stream]["rows"] |= accumulator_rows(machine, each, each.accumulator)
+            reading = next(vectors, None) if each.operand is Operand.INPUT and each.advance else reading
+        elif isinstance(each, Post):
+            neurons = range(each.neuron, each.neuron + each.neurons)
+            places[each.stream]["cells"] |= {each.cell * machine.lanes + neuron for neuron in neurons}
+            if each.signal:
+                places[each.stream]["elements"] |= {each.vector * machine.vector_row_elements + neuron for neuron in neurons}
+    assert next(vectors, None) is None
+    return places
+
+
+@settings(deadline=None)
+@given(stream_cases())
+def test_streams_write_no_place_of_another_and_no_constant(case):
+    program, _ = case.loaded(case.plan())
+    places, buffers, constants = places_of_streams(program), case.machine.buffers, len(program.accumulators)
+    for name, first, size in (
+        ("rows", constants, buffers.accumulator_rows),
+        ("elements", 0, buffers.hidden_elements),
+        ("cells", 0, buffers.cell_elements),
+    ):
+        everything = [place for stream in places for place in stream[name]]
+        assert len(set(everything)) == len(everything) and first <= min(everything) and max(everything) < size
+
+
+@settings(deadline=None)
+@given(stream_cases())
+def test_streams_read_their_own_sums_and_the_constants_of_their_layer(case):
+    planned = case.plan()
+    program, machine = planned.program, case.machine
+    places = places_of_streams(program)
+    for each in program.executed():
+        if isinstance(each, Post) and each.source in (Source.INTERLEAVED, Source.GATE):
+            rows = (4 if each.source is Source.INTERLEAVED else 1) * each.neurons
+            assert set(range(each.accumulator, each.accumulator + rows)) <= places[each.stream]["rows"]
+        elif isinstance(each, Post) and each.source is Source.CONSTANT:
+            image = planned.compiled.layers[program.streams[each.stream].layer]
+            place = image.peepholes // machine.tile_rows.max, each.accumulator // machine.tile_rows.max
+            size = -(-image.shape.hidden // machine.tile_rows.max)
+            assert place[1] - place[0] == size * min(each.slot, 2) and each.accumulator % machine.tile_rows.max == 0
+        elif isinstance(each, Tile) and each.init is Init.SOURCE and each.cursor:
+            image = planned.compiled.layers[program.streams[(each.cursor - 1) // 3].layer]
+            rows = accumulator_rows(machine, each, each.source)
+            assert image.biases <= min(rows) and max(rows) < image.biases + image.step.packing.rows
+
+
+@settings(deadline=None)
+@given(stream_cases())
+def test_input_stream_brings_every_step_of_streams_that_have_no_source_once_and_in_order(case):
+    order = case.plan().program.input_order
+    for index, stream in enumerate(case.streams):
+        steps = order[order[:, 0] == index, 1].tolist()
+        assert steps == (list(range(stream.steps)) if stream.source is None else [])
 
 
 @settings(deadline=None)

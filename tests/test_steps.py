@@ -120,7 +120,9 @@ def test_groups_take_sums_that_have_been_counted_or_were_full_before(drawn):
     assert_groups_take_what_is_there(*drawn)
 
 
-@pytest.mark.parametrize(("schedule", "inputs", "hidden"), [("intergate", 5, 32), ("intergate", 9, 32), ("unfolded", 5, 8), ("unfolded", 5, 16)])
+@pytest.mark.parametrize(
+    ("schedule", "inputs", "hidden"), [("intergate", 5, 32), ("intergate", 9, 32), ("unfolded", 5, 8), ("unfolded", 5, 16)]
+)
 def test_rows_that_one_part_of_a_gru_has_are_counted_unless_one_column_of_tiles_is_all(schedule, inputs, hidden):
     # Tiles of 8 columns: the last part to add has one column of them, or more.
     machine = load_machine("sharp-64")
