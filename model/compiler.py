@@ -33,7 +33,7 @@ from .program import (
     Update,
     Weights,
 )
-from .steps import PEEPHOLE_SLOTS, SCHEDULES, Piece, Step, Walk, Work, build_step
+from .steps import PEEPHOLE_SLOTS, SCHEDULES, Groups, Piece, Step, Walk, build_step
 
 SLOTS_PER_STREAM = 2  # input vectors that are held for a stream
 RING_SHARE = 4  # streamed weights pass through one part in so many of the weight buffer
@@ -324,7 +324,7 @@ class _StreamCode:
         posts: list[Instruction] = []
         for item in step.items:
             ahead = isinstance(item, Walk) and item.part == "input" and step.ahead
-            if isinstance(item, Work):
+            if isinstance(item, Groups):
                 posts += self.posts(item, turn.parity) if turn.age >= 0 else []
             elif ahead and turn.reads:
                 # Groups that wait for their rows and fill their queue must not hold back the fetch of tiles that go on meanwhile.
@@ -384,7 +384,7 @@ class _StreamCode:
             )
         return instructions
 
-    def posts(self, work: Work, parity: int) -> list[Instruction]:
+    def posts(self, work: Groups, parity: int) -> list[Instruction]:
         shape = self.shape
         base = {
             "sums": self.sums[parity],

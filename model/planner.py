@@ -16,8 +16,7 @@ from .packing import arrivals
 from .program import Program, Tiling
 from .steps import can_dispatch
 from .timing import Contract, Timing, predict
-from .walk import DISPATCHED_TILES, Region, cover, cover_halves, dispatch, issue_cycles, single_tiles, walk
-from .walk import Recurrence as WalkRecurrence
+from .walk import DISPATCHED_TILES, Region, Wait, cover, cover_halves, dispatch, issue_cycles, single_tiles, walk
 
 # A run has settled after this many steps: buffers alternate by step, and what follows repeats in pairs.
 TRIAL_STEPS = 12
@@ -195,7 +194,7 @@ def _dispatched(trial: Plan) -> list[Tiling]:
     bundles = [machine.lanes >> shift for shift in range(machine.lanes.bit_length())]
     bundles = [bundle for bundle in bundles if shape.cell == "lstm" and 4 * bundle >= machine.tile_rows.min] or [machine.lanes]
     latency = Contract(machine).recurrence_cycles(shape)
-    recurrences = {bundle: WalkRecurrence(arrivals(shape, machine, bundle), between, latency) for bundle in bundles}
+    waits = {bundle: Wait(arrivals(shape, machine, bundle), between, latency) for bundle in bundles}
 
     def least_cycles(regions: tuple[Region, ...]) -> float:
         tiles = _tiles(machine, regions)
@@ -207,10 +206,10 @@ def _dispatched(trial: Plan) -> list[Tiling]:
         if len(ranked) >= TRIALS and least_cycles(regions) >= ranked[TRIALS - 1][0] or _tiles(machine, regions) > DISPATCHED_TILES:
             break
         tiles = single_tiles(machine, regions)
-        for lean, (bundle, recurrence) in product(LEANS, recurrences.items()):
-            _, cycles = dispatch(machine, tiles, recurrence, lean)
+        for lean, (bundle, wait) in product(LEANS, waits.items()):
+            _, cycles = dispatch(machine, tiles, wait, lean)
             tiling = replace(covers[regions], input_rows=input_rows, lean=lean, bundle=bundle)
-            ranked.append((cycles, len(recurrence.arrivals), tiling))
+            ranked.append((cycles, len(wait.arrivals), tiling))
         ranked.sort(key=lambda each: each[:2])
     return [tiling for *_, tiling in ranked[:TRIALS]]
 

@@ -16,7 +16,7 @@ from .machine import Machine
 from .packing import GRU_CANDIDATE, GRU_RESET, Band, Group, Packing, Pair, arrivals, pack
 from .program import Source, Tiling, Update
 from .timing import Contract
-from .walk import Recurrence, Region, cover, issue_cycles, walk
+from .walk import Region, Wait, cover, issue_cycles, walk
 
 Part = Literal["input", "hidden", "auxiliary"]
 Matrix = Literal["input", "hidden", "projection"]
@@ -64,7 +64,7 @@ class Walk:
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class Groups:
     """A post instruction for each of `groups`.
 
     rows : accumulator frame that group rows count from; target : vector that takes the results, None for none
@@ -88,7 +88,7 @@ class Step:
     shape: LayerShape
     packing: Packing
     ahead: bool
-    items: tuple[Walk | Work, ...]
+    items: tuple[Walk | Groups, ...]
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -163,15 +163,15 @@ class _Builder:
         return walk(self.machine, **common, height=self.tiling.input_rows, lean=self.lean)
 
     def hidden_regions(self, band: Band) -> list[Region]:
-        tiling, recurrence, last = self.tiling, None, {}
+        tiling, wait, last = self.tiling, None, {}
         if self.lean is not None:
             between = issue_cycles(self.machine, self.input_regions(self.packing.pairs[0].input))
             latency = Contract(self.machine).recurrence_cycles(self.shape)
-            recurrence = Recurrence(arrivals(self.shape, self.machine, self.bundle), between, latency)
+            wait = Wait(arrivals(self.shape, self.machine, self.bundle), between, latency)
         if self.ahead:
             last = dict(last_rows=tiling.last_rows, last_columns=tiling.last_columns, trim=tiling.trim)
         common = dict(rows=band.rows, columns=self.shape.outputs, tallest=band.tallest, run=band.run)
-        return walk(self.machine, **common, height=tiling.hidden_rows, **last, lean=self.lean, recurrence=recurrence)
+        return walk(self.machine, **common, height=tiling.hidden_rows, **last, lean=self.lean, wait=wait)
 
     def with_own_rows(self, matrix: Matrix, band: Band, region: Region, ends: bool) -> list[Piece]:
         """Split off the first column of tiles, and of that the rows that the other part has not begun."""
@@ -201,7 +201,7 @@ class _Builder:
 
     # Orders
 
-    def joint(self) -> list[Walk | Work]:
+    def joint(self) -> list[Walk | Groups]:
         """All hidden parts, all input parts, then the updates of whole neurons."""
         inputs = [self.pieces("input", pair.input, starts=self.ahead) for pair in self.packing.pairs]
         hiddens = [self.pieces("hidden", pair.hidden, starts=not self.ahead) for pair in self.packing.pairs]
@@ -214,11 +214,11 @@ class _Builder:
         body = [hidden_walk, *updates] if self.ahead else [hidden_walk, input_walk, *updates]
         return self.with_projection(body, input_walk)
 
-    def update_pair(self, pair: Pair, completing: tuple[Piece, ...]) -> list[Work]:
+    def update_pair(self, pair: Pair, completing: tuple[Piece, ...]) -> list[Groups]:
         shape = self.shape
         if shape.cell == "rnn":
             functions = (shape.activations[0],) * 4
-            return [Work(Source.GATE, Update.HIDDEN, pair.groups, functions, slot=pair.slot, target="hidden")]
+            return [Groups(Source.GATE, Update.HIDDEN, pair.groups, functions, slot=pair.slot, target="hidden")]
         runs = 4
         if pair.hidden.run:
             # Rows that only this part has and that its first column of tiles completes are done before all others.
@@ -227,12 +227,12 @@ class _Builder:
         if shape.cell == "gru":
             work = self.final_update(Source.INTERLEAVED)
         elif shape.peepholes:
-            work = Work(Source.INTERLEAVED, Update.KEEP, (), self.gate_functions())
+            work = Groups(Source.INTERLEAVED, Update.KEEP, (), self.gate_functions())
         else:
             work = self.final_update(Source.INTERLEAVED)
         return [replace(work, groups=pair.groups, runs=runs)]
 
-    def gate_by_gate(self) -> list[Walk | Work]:
+    def gate_by_gate(self) -> list[Walk | Groups]:
         """One gate after another, or with `batch` all gates before the first activation."""
         pairs = self.packing.pairs
         hiddens = [Walk("hidden", self.pieces("hidden", pair.hidden, starts=True), pair is _last(pairs, "hidden")) for pair in pairs]
@@ -244,7 +244,7 @@ class _Builder:
         updates = self.peephole_updates() or [replace(self.final_update(Source.BUFFER), groups=self.all_neurons)]
         return self.with_projection(items + updates, None)
 
-    def reset_before(self) -> list[Walk | Work]:
+    def reset_before(self) -> list[Walk | Groups]:
         """A GRU whose candidate reads r h': reset gate, update gate, then the candidate's hidden part."""
         reset, update, candidate = self.packing.pairs
         starts = not self.ahead
@@ -252,11 +252,11 @@ class _Builder:
         inputs = [self.pieces("input", pair.input, starts=not starts) for pair in (reset, update)]
         inputs.append(self.pieces("input", candidate.input, starts=True))
         gate = (self.shape.activations[0],) * 4
-        reset_work = Work(Source.GATE, Update.RESET, reset.groups, gate, slot=GRU_RESET, target="auxiliary")
+        reset_work = Groups(Source.GATE, Update.RESET, reset.groups, gate, slot=GRU_RESET, target="auxiliary")
         keep = self.keep(update)
         end = [
             Walk("auxiliary", self.pieces("hidden", candidate.hidden, starts=False)),
-            Work(
+            Groups(
                 Source.GATE,
                 Update.CANDIDATE,
                 candidate.groups,
@@ -275,13 +275,13 @@ class _Builder:
             return [hidden_walks[0], input_walks[0], reset_work, hidden_walks[1], input_walks[1], keep, input_walks[2], *end]
         return [*hidden_walks, *input_walks, reset_work, keep, *end]
 
-    def with_projection(self, body: list[Walk | Work], next_input: Walk | None) -> list[Walk | Work]:
+    def with_projection(self, body: list[Walk | Groups], next_input: Walk | None) -> list[Walk | Groups]:
         """Append the projection, and in the time of its wait and of that for h the input part of the next step."""
         early, late = ([], []) if next_input is None or not self.ahead else self.halves(next_input)
         if self.shape.projected is None:
             return [*body, *early, *late]
         groups = (Group(0, self.shape.projected, self.machine.lanes, 0),)
-        project = [Walk("auxiliary", self.projection()), Work(Source.GATE, Update.HIDDEN, groups, rows="projection", target="hidden")]
+        project = [Walk("auxiliary", self.projection()), Groups(Source.GATE, Update.HIDDEN, groups, rows="projection", target="hidden")]
         return [*body, *early, *project, *late]
 
     def halves(self, walk: Walk) -> tuple[list[Walk], list[Walk]]:
@@ -316,22 +316,22 @@ class _Builder:
             return identity, gate, gate, identity
         return (identity, identity, candidate, identity) if self.shape.peepholes else (gate, gate, candidate, gate)
 
-    def keep(self, pair: Pair) -> Work:
-        return Work(Source.GATE, Update.KEEP, pair.groups, (self.gate_functions()[pair.slot],) * 4, slot=pair.slot)
+    def keep(self, pair: Pair) -> Groups:
+        return Groups(Source.GATE, Update.KEEP, pair.groups, (self.gate_functions()[pair.slot],) * 4, slot=pair.slot)
 
-    def final_update(self, source: Source) -> Work:
+    def final_update(self, source: Source) -> Groups:
         """Return the update of neurons whose four gates are there, for no groups yet."""
         target = "hidden" if self.shape.projected is None else "auxiliary"
         update = Update.GRU if self.shape.cell == "gru" else Update.LSTM
         functions = self.gate_functions() if source is Source.INTERLEAVED else (Activation.IDENTITY,) * 4
-        return Work(source, update, (), functions, self.shape.activations[-1], target=target)
+        return Groups(source, update, (), functions, self.shape.activations[-1], target=target)
 
-    def peephole_updates(self) -> list[Work]:
+    def peephole_updates(self) -> list[Groups]:
         """Return the updates of an LSTM with peepholes whose sums are kept, none for another layer."""
         if not self.shape.peepholes:
             return []
         final = replace(self.final_update(Source.BUFFER), groups=self.all_neurons)
-        peep = Work(Source.CONSTANT, Update.PEEPHOLE, self.all_neurons, cell_function=self.shape.activations[0], rows="constants")
+        peep = Groups(Source.CONSTANT, Update.PEEPHOLE, self.all_neurons, cell_function=self.shape.activations[0], rows="constants")
         enter, forget, leave = (replace(peep, slot=slot) for slot in PEEPHOLE_SLOTS)
         state = replace(final, cell_function=Activation.IDENTITY, target=None)
         return [enter, forget, state, leave, replace(final, update=Update.OUTPUT)]

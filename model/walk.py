@@ -45,7 +45,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Recurrence:
+class Wait:
     """What the hidden part waits for in every step.
 
     arrivals : (rows, elements): when the first `rows` rows are finished, the first `elements` of the next step's vector follow
@@ -68,7 +68,7 @@ def walk(
     last_columns: int = 0,
     trim: bool = True,
     lean: float | None = None,
-    recurrence: Recurrence | None = None,
+    wait: Wait | None = None,
     tallest: int | None = None,
     run: int = 0,
 ) -> list[Region]:
@@ -77,16 +77,16 @@ def walk(
     height : rows of most tiles; last_rows : of those over the last `last_columns` columns
     trim : columns left over get the shapes that need fewest tiles, as rows do; else they stay in the shape before them
     lean : of the order by dispatch, None for region after region, as are parts of more than DISPATCHED_TILES
-    recurrence : what the part waits for, None if for nothing
+    wait : what the part waits for, None if for nothing
     tallest : rows that no tile may exceed
     run : where there are runs of so many rows, a dispatched region that leaves one covers whole runs
     """
     regions = cover_halves(machine, rows, columns, height, last_rows, last_columns, trim, tallest or machine.tile_rows.max)
     count = sum(region.count(machine) for region in regions)
-    if lean is None or count > DISPATCHED_TILES or not recurrence and issue_cycles(machine, regions) == count:
+    if lean is None or count > DISPATCHED_TILES or not wait and issue_cycles(machine, regions) == count:
         return list(regions)
     tiles = single_tiles(machine, regions)
-    order, _ = dispatch(machine, tiles, recurrence, lean)
+    order, _ = dispatch(machine, tiles, wait, lean)
     return _joined(tiles[order], run)
 
 
@@ -151,25 +151,25 @@ def single_tiles(machine: Machine, regions: Sequence[Region]) -> np.ndarray:
     return np.array(tiles, np.int64)
 
 
-def dispatch(machine: Machine, tiles: np.ndarray, recurrence: Recurrence | None, lean: float) -> tuple[np.ndarray, float]:
+def dispatch(machine: Machine, tiles: np.ndarray, wait: Wait | None, lean: float) -> tuple[np.ndarray, float]:
     """Return the best order that dispatching `tiles` step after step comes to, and its cycles per step once settled.
 
     Where they wait for nothing, they keep their order but for those that would stall.
     """
     rows, columns = tiles[:, 1].max(), tiles[:, 3].max()
-    rising = recurrence is not None
+    rising = wait is not None
     priority = tiles[:, 0] / rows + lean * tiles[:, 2] / columns if rising else np.arange(float(len(tiles)))
     complete_cycles = Contract(machine).complete_cycles
-    recurrence = recurrence or Recurrence(((rows, columns),), 0, complete_cycles)
-    latencies = np.array([complete_cycles, recurrence.latency - complete_cycles, machine.latencies.accumulate], np.int64)
-    arrivals = np.array(recurrence.arrivals, np.int64)
+    wait = wait or Wait(((rows, columns),), 0, complete_cycles)
+    latencies = np.array([complete_cycles, wait.latency - complete_cycles, machine.latencies.accumulate], np.int64)
+    arrivals = np.array(wait.arrivals, np.int64)
     orders = np.empty((DISPATCH_STEPS, len(tiles)), np.int64)
-    _issue(tiles, machine.tile_rows.min, arrivals, recurrence.between, latencies, priority, orders, True, rising)
+    _issue(tiles, machine.tile_rows.min, arrivals, wait.between, latencies, priority, orders, True, rising)
     tried = {order.tobytes(): order for order in orders[2:]}
     best, best_cycles = None, np.inf
     for order in tried.values():
         fixed = np.tile(order, (SETTLED_STEPS, 1))
-        ends = _issue(tiles, machine.tile_rows.min, arrivals, recurrence.between, latencies, priority, fixed, False, rising)
+        ends = _issue(tiles, machine.tile_rows.min, arrivals, wait.between, latencies, priority, fixed, False, rising)
         cycles = (ends[-1] - ends[-1 - AVERAGED_STEPS]) / AVERAGED_STEPS
         if cycles < best_cycles:
             best, best_cycles = order, cycles

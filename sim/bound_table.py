@@ -56,7 +56,7 @@ class BoundTable:
 
     def geometric_mean(self, group: str, machine: str, figure: str = "ratio") -> float:
         """Return that of the ratios, or of the `utilisation`, of a group on a machine."""
-        return _geometric_mean([getattr(entry, figure) for entry in self.entries if (entry.group, entry.machine) == (group, machine)])
+        return geometric_mean([getattr(entry, figure) for entry in self.entries if (entry.group, entry.machine) == (group, machine)])
 
     def result(self) -> dict:
         """Return what `sharp bench bound --json` prints."""
@@ -120,8 +120,8 @@ class SizeTable:
         entries = self.entries[machine]
         least = min(entries, key=lambda entry: entry.ratio)
         return {
-            "geometric_mean": _geometric_mean([entry.ratio for entry in entries]),
-            "reachable_geometric_mean": _geometric_mean([entry.reachable for entry in entries]),
+            "geometric_mean": geometric_mean([entry.ratio for entry in entries]),
+            "reachable_geometric_mean": geometric_mean([entry.reachable for entry in entries]),
             "least": least.ratio,
             "least_hidden": least.hidden,
             "reachable_least": min(entry.reachable for entry in entries),
@@ -171,7 +171,8 @@ def _size_entry(machine: Machine, hidden: int) -> SizeEntry:
     return SizeEntry(hidden, layer.settled_cycles_per_step, layer.bound_cycles_per_step(), layer.reachable_cycles_per_step())
 
 
-def _geometric_mean(ratios: Sequence[float]) -> float:
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Return the geometric mean of positive numbers."""
     return float(np.exp(np.mean(np.log(ratios))))
 
 

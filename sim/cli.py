@@ -276,6 +276,24 @@ def bench_bound(
         print_bound_table(table, out)
 
 
+@bench_app.command("tiles")
+def bench_tiles(
+    machine: MachineOption = "sharp-4k",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON alone on standard output.")] = False,
+) -> None:
+    """Print what the best tiles gain over every single tile height, for the DeepBench points and the paper's networks."""
+    chosen = load_machine(machine)
+
+    from .tile_table import print_tile_table, tile_table
+
+    with _phases("planning"):
+        table = tile_table(chosen)
+    if as_json:
+        sys.stdout.write(json.dumps(table.result(), indent=2) + "\n")
+    else:
+        print_tile_table(table, out)
+
+
 @bench_app.command("rtl")
 def bench_rtl(
     machine: Annotated[

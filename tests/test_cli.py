@@ -26,7 +26,7 @@ from sharp.sim.cli import main
 from sharp.sim.verification import write_case
 
 COMMAND = [sys.executable, "-c", "from sharp.sim.cli import main; main()"]
-COMMANDS = ([], ["run"], ["verify"], ["verilog"], ["bench"], ["bench", "bound"], ["machines"], ["doctor"])
+COMMANDS = ([], ["run"], ["verify"], ["verilog"], ["bench"], ["bench", "bound"], ["bench", "tiles"], ["machines"], ["doctor"])
 INPUTS, HIDDEN, STEPS = 6, 10, 4
 
 

@@ -136,9 +136,8 @@ def test_peepholes_lie_apart_in_the_order_of_the_gates(coupled):
     machine, hidden = load_machine("sharp-64"), 37  # in rows of 32
     kernel = np.zeros((4 * hidden, 1), np.float32)
     peepholes = np.arange(1, 3 * hidden + 1, dtype=np.float32).reshape(3, hidden)
-    layer = Layer(
-        name="", cell="lstm", input_kernel=kernel, recurrent_kernel=np.zeros((4 * hidden, hidden), np.float32), peepholes=peepholes, coupled=coupled
-    )
+    kernels = dict(input_kernel=kernel, recurrent_kernel=np.zeros((4 * hidden, hidden), np.float32))
+    layer = Layer(name="", cell="lstm", **kernels, peepholes=peepholes, coupled=coupled)
     planned = plan(machine, layer.shape, steps=1, schedule="unfolded", tile=8)
     rows = planned.loaded([layer], [(np.zeros(hidden), np.zeros(hidden))]).accumulators
     (image,) = planned.compiled.layers
@@ -146,7 +145,8 @@ def test_peepholes_lie_apart_in_the_order_of_the_gates(coupled):
         vector = rows[image.peepholes + 64 * index :][:64]
         assert np.array_equal(vector[:hidden], expected) and not vector[hidden:].any()
     assert len(rows) == image.peepholes + 3 * 64
-    addresses = {each.slot: each.accumulator for each in planned.program.executed() if isinstance(each, Post) and each.source is Source.CONSTANT}
+    posts = [each for each in planned.program.executed() if isinstance(each, Post)]
+    addresses = {each.slot: each.accumulator for each in posts if each.source is Source.CONSTANT}
     assert addresses == {slot: image.peepholes + 64 * index for index, slot in enumerate((0, 1, 3))}
 
 

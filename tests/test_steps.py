@@ -10,7 +10,7 @@ from small_layers import cases, shape_and_steps
 from sharp.model.layer import CELLS, LayerShape
 from sharp.model.machine import load_machine
 from sharp.model.program import Source, Tiling
-from sharp.model.steps import SCHEDULES, Piece, Walk, Work, build_step, can_dispatch
+from sharp.model.steps import SCHEDULES, Piece, Walk, Groups, build_step, can_dispatch
 from sharp.model.walk import Region
 
 ROWS_OF_GROUP = {Source.INTERLEAVED: 4, Source.GATE: 1}  # sums of a neuron that finished rows give
@@ -26,7 +26,7 @@ def steps(draw):
     return case.machine, build_step(case.machine, shape, case.schedule, case.layers[0].tiling, cyclic=cyclic)
 
 
-def executed(step) -> list[Walk | Work]:
+def executed(step) -> list[Walk | Groups]:
     """What belongs to one step of a layer, in order: input parts that ran ahead in the step before come first."""
     if not step.ahead:
         return list(step.items)
@@ -127,7 +127,7 @@ def test_rows_that_one_part_of_a_gru_has_are_counted_unless_one_column_of_tiles_
     # Tiles of 8 columns: the last part to add has one column of them, or more.
     machine = load_machine("sharp-64")
     step = build_step(machine, LayerShape(name="", cell="gru", inputs=inputs, hidden=hidden), schedule, Tiling(8, 8))
-    (work,) = (item for item in step.items if isinstance(item, Work))
+    (work,) = (item for item in step.items if isinstance(item, Groups))
     assert work.runs == (2 if (inputs if schedule == "intergate" else hidden) <= 8 else 3)
     assert_groups_take_what_is_there(machine, step)
 
@@ -188,7 +188,7 @@ UPDATES = [
 def test_updates_of_every_cell_come_in_their_order(kind, whole_neurons, gate_by_gate, schedule):
     # Four neurons are one bundle, so that a cell whose gates are interleaved has one update of them.
     step = build_step(load_machine("sharp-64"), LayerShape(name="", inputs=3, hidden=32, **kind), schedule, Tiling(8, 8))
-    works = [item for item in step.items if isinstance(item, Work)]
+    works = [item for item in step.items if isinstance(item, Groups)]
     one_gate = {Source.GATE, Source.CONSTANT}
     got = [f"{work.update.name} {work.slot}" if work.source in one_gate else work.update.name for work in works]
     assert got == (whole_neurons if schedule in ("intergate", "unfolded") else gate_by_gate)

@@ -14,7 +14,7 @@ from sharp.model.packing import arrivals
 from sharp.model.planner import LEANS, plan
 from sharp.model.program import Tile, Tiling
 from sharp.model.timing import LSTM, Contract
-from sharp.model.walk import DISPATCHED_TILES, Recurrence, cover, cover_halves, dispatch, issue_cycles, single_tiles, walk
+from sharp.model.walk import DISPATCHED_TILES, Wait, cover, cover_halves, dispatch, issue_cycles, single_tiles, walk
 
 
 def tiles_of(machine, regions) -> int:
@@ -41,7 +41,7 @@ def drawn_walks(draw):
         last_columns=draw(st.integers(0, 100)),
         trim=draw(st.booleans()),
         lean=draw(st.sampled_from((None, *LEANS))),
-        recurrence=draw(st.sampled_from((None, Recurrence(arrivals, draw(st.integers(0, 20)), Contract(machine).recurrence_cycles(LSTM))))),
+        wait=draw(st.sampled_from((None, Wait(arrivals, draw(st.integers(0, 20)), Contract(machine).recurrence_cycles(LSTM))))),
         tallest=draw(st.sampled_from(machine.tile_heights)),
     )
     note(str(choices))
@@ -79,7 +79,7 @@ def test_rows_begin_with_column_0_and_end_with_the_last_in_rising_order_where_th
         columns_done[row:end_row] += end_column - column
         if end_column == columns:
             assert (columns_done[row:end_row] == columns).all()
-            assert row == finished or not choices["recurrence"]
+            assert row == finished or not choices["wait"]
             finished = end_row
     assert (columns_done == columns).all()
 
@@ -139,8 +139,8 @@ def test_dispatched_regions_that_leave_a_run_cover_whole_runs(machine, runs, col
     tallest = machine.tile_heights[len(machine.tile_heights) // 2]
     run = 3 * tallest
     parts = dict(rows=runs * run, columns=columns, height=tallest, tallest=tallest, run=run)
-    recurrence = Recurrence(((runs * run, columns),), 1, Contract(machine).recurrence_cycles(LSTM))
-    regions = walk(machine, **parts, lean=lean, recurrence=recurrence)
+    wait = Wait(((runs * run, columns),), 1, Contract(machine).recurrence_cycles(LSTM))
+    regions = walk(machine, **parts, lean=lean, wait=wait)
     if tiles_of(machine, regions) <= DISPATCHED_TILES:
         for region in regions:
             inside = region.row // run == (region.row + region.rows - 1) // run
@@ -150,7 +150,7 @@ def test_dispatched_regions_that_leave_a_run_cover_whole_runs(machine, runs, col
 def test_runs_that_are_walked_together_are_one_region():
     machine = load_machine("sharp-64")
     parts = dict(rows=48, columns=16, height=8, tallest=8, run=24)
-    joined = walk(machine, **parts, lean=100.0, recurrence=Recurrence(((48, 8), (48, 16)), 40, Contract(machine).recurrence_cycles(LSTM)))
+    joined = walk(machine, **parts, lean=100.0, wait=Wait(((48, 8), (48, 16)), 40, Contract(machine).recurrence_cycles(LSTM)))
     assert [(region.row, region.rows, region.columns) for region in joined] == [(0, 48, 16)]
 
 
@@ -159,16 +159,16 @@ def test_column_0_comes_first_and_the_last_column_last_whatever_the_priority():
     machine = machine.replace(latencies=machine.latencies.replace(accumulate=1))
     # Two tiles of 16 x 4, and over them two of 32 x 2, whose row is the smaller one.
     tiles = np.array([(0, 32, 6, 8, 2), (0, 32, 4, 6, 2), (16, 32, 0, 4, 1), (0, 16, 0, 4, 1)])
-    order, cycles = dispatch(machine, tiles, Recurrence(((32, 8),), 0, Contract(machine).recurrence_cycles(LSTM)), 0.0)
+    order, cycles = dispatch(machine, tiles, Wait(((32, 8),), 0, Contract(machine).recurrence_cycles(LSTM)), 0.0)
     assert order.tolist() == [3, 2, 1, 0] and cycles == Contract(machine).recurrence_cycles(LSTM) + 3
 
 
 def test_parts_of_many_tiles_are_walked_region_by_region():
     machine = load_machine("sharp-64")
-    recurrence = Recurrence(((320, 80),), 1, Contract(machine).recurrence_cycles(LSTM))
+    wait = Wait(((320, 80),), 1, Contract(machine).recurrence_cycles(LSTM))
     for rows in (96, 320):
         arguments = dict(rows=rows, columns=80, height=8)
-        plain, dispatched = walk(machine, **arguments), walk(machine, **arguments, lean=0.0, recurrence=recurrence)
+        plain, dispatched = walk(machine, **arguments), walk(machine, **arguments, lean=0.0, wait=wait)
         assert (tiles_of(machine, plain) > DISPATCHED_TILES) == (rows == 320) == (plain == dispatched)
 
 
@@ -187,8 +187,8 @@ def test_dispatch_is_within_a_cycle_of_the_best_of_all_orders(hidden, between):
     rows, arrivals = 4 * hidden, ((64, 16), (4 * hidden, hidden))
     tiles = single_tiles(machine, cover(machine, rows, hidden, 64, 256))
     assert 4 <= len(tiles) <= 8
-    recurrence = Recurrence(arrivals, between, Contract(machine).recurrence_cycles(LSTM))
-    found = min(dispatch(machine, tiles, recurrence, lean)[1] for lean in LEANS)
+    wait = Wait(arrivals, between, Contract(machine).recurrence_cycles(LSTM))
+    found = min(dispatch(machine, tiles, wait, lean)[1] for lean in LEANS)
     best = min(cycles_of(machine, tiles, order, arrivals, between) for order in permutations(range(len(tiles))) if legal(tiles, order))
     assert best <= found <= best + 1
 
@@ -248,8 +248,8 @@ def test_cycles_of_a_dispatch_are_those_of_the_exact_model(name, hidden, tiling)
     )
     pieces = layer.compiled.layers[0].step.pieces
     between = sum(piece.count(machine) for piece in pieces if piece.matrix == "input")
-    recurrence = Recurrence(arrivals(shape, machine, tiling.bundle or machine.lanes), between, Contract(machine).recurrence_cycles(LSTM))
-    assert dispatch(machine, tiles, recurrence, tiling.lean)[1] == layer.settled_cycles_per_step
+    wait = Wait(arrivals(shape, machine, tiling.bundle or machine.lanes), between, Contract(machine).recurrence_cycles(LSTM))
+    assert dispatch(machine, tiles, wait, tiling.lean)[1] == layer.settled_cycles_per_step
 
 
 @settings(deadline=None)
