@@ -151,8 +151,6 @@ class _Compiler:
         images = (StreamImage(stream.recurrence.layer, stream.hidden, stream.cell) for stream in self.streams)
         return Compiled(program, self.layers, tuple(images), self.weight_words, self.memory_words)
 
-    # Memory
-
     def take_rows(self, rows: int) -> int:
         """Return the first of `rows` accumulator rows, rounded up to whole rows of the buffer."""
         first = self.rows
@@ -241,8 +239,6 @@ class _Compiler:
                 raise NetworkError(
                     f"{names} does not fit machine {machine.name}: buffers.{name} must be at least {need} (= {how}), not {have}"
                 )
-
-    # Rounds
 
     def _rounds(self) -> tuple[list[tuple], list[tuple[int, int]]]:
         """Return what each round does, a key for each stream at work, and the order (stream, step) of input vectors."""

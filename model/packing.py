@@ -104,7 +104,7 @@ def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def arrivals(shape: LayerShape, machine: Machine, bundle: int) -> tuple[tuple[int, int], ...]:
+def arrivals(machine: Machine, shape: LayerShape, bundle: int) -> tuple[tuple[int, int], ...]:
     """Return (rows, elements): when the first `rows` rows of a layer's one band are finished, the first `elements` of h follow."""
     rows = 4 if shape.cell == "lstm" else 1
     size = bundle if shape.cell == "lstm" else machine.lanes

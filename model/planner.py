@@ -194,7 +194,7 @@ def _dispatched(trial: Plan) -> list[Tiling]:
     bundles = [machine.lanes >> shift for shift in range(machine.lanes.bit_length())]
     bundles = [bundle for bundle in bundles if shape.cell == "lstm" and 4 * bundle >= machine.tile_rows.min] or [machine.lanes]
     latency = Contract(machine).recurrence_cycles(shape)
-    waits = {bundle: Wait(arrivals(shape, machine, bundle), between, latency) for bundle in bundles}
+    waits = {bundle: Wait(arrivals(machine, shape, bundle), between, latency) for bundle in bundles}
 
     def least_cycles(regions: tuple[Region, ...]) -> float:
         tiles = _tiles(machine, regions)

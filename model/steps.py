@@ -135,8 +135,6 @@ class _Builder:
             items = self.gate_by_gate()
         return Step(self.shape, self.packing, self.ahead, tuple(items))
 
-    # Pieces
-
     def pieces(self, part: Literal["input", "hidden"], band: Band | None, *, starts: bool) -> tuple[Piece, ...]:
         """Cut a band into pieces. The part that `starts` adds to the biases, and the other completes the rows."""
         if band is None:
@@ -167,7 +165,7 @@ class _Builder:
         if self.lean is not None:
             between = issue_cycles(self.machine, self.input_regions(self.packing.pairs[0].input))
             latency = Contract(self.machine).recurrence_cycles(self.shape)
-            wait = Wait(arrivals(self.shape, self.machine, self.bundle), between, latency)
+            wait = Wait(arrivals(self.machine, self.shape, self.bundle), between, latency)
         if self.ahead:
             last = dict(last_rows=tiling.last_rows, last_columns=tiling.last_columns, trim=tiling.trim)
         common = dict(rows=band.rows, columns=self.shape.outputs, tallest=band.tallest, run=band.run)
@@ -198,8 +196,6 @@ class _Builder:
         covers = [cover(self.machine, rows, columns, height, band.tallest) for height in self.machine.tile_heights]
         regions = min(covers, key=lambda regions: sum(region.count(self.machine) for region in regions))
         return tuple(Piece("projection", band, each, each.column == 0, each.column + each.columns == columns) for each in regions)
-
-    # Orders
 
     def joint(self) -> list[Walk | Groups]:
         """All hidden parts, all input parts, then the updates of whole neurons."""
@@ -305,8 +301,6 @@ class _Builder:
                 late.append(piece)
         walks = [replace(walk, pieces=tuple(early), consume=False)] if early else []
         return walks, [replace(walk, pieces=tuple(late))]
-
-    # Updates
 
     def gate_functions(self) -> tuple[Activation, ...]:
         """Return the functions of the four slots."""

@@ -5,6 +5,7 @@ network stand side by side, a column each.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -122,10 +123,9 @@ def _events(executions: Sequence[Execution], results: Sequence[dict]) -> Table:
 
 
 def _groups(runs: Sequence[MachineRun]) -> list[tuple[str, int]]:
-    """Return streams and tile rows of the runs, once for those of the same kind that follow each other."""
-    kinds = [(_streams(run), run.plan.program.tile) for run in runs]
-    groups = [(kind, len(list(group))) for kind, group in groupby(kinds)]
-    return [(f"{'' if count == 1 else f'{count} x '}{streams}", tile) for (streams, tile), count in groups]
+    """Return streams and tile rows of the runs, once for those of the same kind."""
+    kinds = Counter((_streams(run), run.plan.program.tile) for run in runs)
+    return [(f"{'' if count == 1 else f'{count} x '}{streams}", tile) for (streams, tile), count in kinds.items()]
 
 
 def _streams(run: MachineRun) -> str:

@@ -168,7 +168,7 @@ def test_elements_of_h_follow_the_rows_of_their_neurons(drawn):
     (pair,) = packing.pairs
     lanes = max(group.bundle for group in pair.groups)
     # Only an LSTM has bundles; the gates of an RNN follow each other by lanes.
-    found = arrivals(shape, machine, lanes if shape.cell == "lstm" else 1)
+    found = arrivals(machine, shape, lanes if shape.cell == "lstm" else 1)
     finished = 0
     for rows, elements in found:
         assert rows > finished

@@ -248,7 +248,7 @@ def test_cycles_of_a_dispatch_are_those_of_the_exact_model(name, hidden, tiling)
     )
     pieces = layer.compiled.layers[0].step.pieces
     between = sum(piece.count(machine) for piece in pieces if piece.matrix == "input")
-    wait = Wait(arrivals(shape, machine, tiling.bundle or machine.lanes), between, Contract(machine).recurrence_cycles(LSTM))
+    wait = Wait(arrivals(machine, shape, tiling.bundle or machine.lanes), between, Contract(machine).recurrence_cycles(LSTM))
     assert dispatch(machine, tiles, wait, tiling.lean)[1] == layer.settled_cycles_per_step
 
 
