@@ -16,7 +16,7 @@ stale = $(if $(filter-out $(subst $() ,_,$(HERE)),$(subst $() ,_,$(shell cat $(1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow doctor verilog clean FORCE
+.PHONY: help demo test test-slow test-peers doctor verilog clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -24,11 +24,15 @@ help: ## list the targets
 demo: .venv/stamp ## run a trained network on the RTL, compare it with model and onnxruntime; results in out/demo
 	.venv/bin/$(DEMO)
 
-test: .venv-test/stamp ## run all tests but the paper-size ones (WORKERS=2)
-	.venv-test/bin/python -m pytest -n $(WORKERS) -m "not slow"
+test: .venv-test/stamp ## run all tests but the paper-size ones and those against torch and Keras (WORKERS=2)
+	.venv-test/bin/python -m pytest -n $(WORKERS) -m "not slow and not peers"
 
 test-slow: .venv-test/stamp ## run the paper-size tests
 	.venv-test/bin/python -m pytest -n $(WORKERS) -m slow
+
+test-peers: .venv-test/stamp ## run the tests that need torch and Keras, which are installed for them
+	.venv-test/bin/python $(PIP_INSTALL) torch keras
+	.venv-test/bin/python -m pytest -n $(WORKERS) -m peers
 
 doctor: .venv/stamp ## say what is missing on this machine and how to get it
 	.venv/bin/sharp doctor

