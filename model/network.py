@@ -37,6 +37,7 @@ class Network:
     steps : length of the sequence, None where it comes with the inputs
     build : makes the layer of a shape; called once for each shape, when weights are asked for
     model_file : the ONNX file whose other nodes the host runs, None where there is nothing but the layers
+    chained : each level takes the outputs of the one before; false for the modules of a package that stand side by side
     """
 
     name: str
@@ -45,6 +46,7 @@ class Network:
     steps: int | None
     build: Callable[[LayerShape], Layer]
     model_file: Path | None = None
+    chained: bool = True
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
@@ -236,4 +238,5 @@ def _read_model(path: Path, name: str, source: str, **options) -> Network:
     built = {layer.shape: layer for level in read for layer in level}
     levels = tuple(tuple(layer.shape for layer in level) for level in read)
     model_file = path if path.suffix.lower() in _ONNX else None
-    return Network(name=name, source=source, levels=levels, steps=None, build=built.__getitem__, model_file=model_file)
+    chained = len(options.get("modules", ())) <= 1
+    return Network(name=name, source=source, levels=levels, steps=None, build=built.__getitem__, model_file=model_file, chained=chained)

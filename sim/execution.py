@@ -328,13 +328,14 @@ def default_inputs(network: Network, graph: HostGraph) -> dict[str, np.ndarray]:
 def _level_input(network: Network, inputs: Mapping[str, np.ndarray] | None) -> np.ndarray:
     """Return float32[steps, D], the first level's input: `x` of the given inputs, or seeded random values in +-1."""
     elements = network.levels[0][0].inputs
+    if not network.chained:
+        raise NetworkError(f"network {network.name}: its layers do not follow each other; run it without inputs, as the task it is for")
     for before, level in pairwise(network.levels):
         outputs = sum(shape.outputs for shape in before)
         if level[0].inputs != outputs:
-            task = f": run it without inputs, as the task of {network.name}" if network.name in TASKS else ""
             raise NetworkError(
-                f"network {network.name}: layer {level[0].name} must take the {outputs} outputs of the layers before, not {level[0].inputs}"
-                f" values (other work lies between them){task}"
+                f"network {network.name}: layer {level[0].name} must take the {outputs} outputs of the layers before, "
+                f"not {level[0].inputs} values: what lies between them is not run"
             )
     if inputs is None:
         generator = np.random.Generator(np.random.PCG64(INPUT_SEED))

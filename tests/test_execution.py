@@ -238,3 +238,15 @@ def test_speech_network_on_the_rtl_is_the_model():
     assert run.runs[0].trace.outputs[0].shape == (RTL_CHUNKS, 128)
     assert np.abs(run.outputs["speech_probs"] - run.reference["speech_probs"]).max() < 0.005
     print(f"{rtl['cycles_per_second']:.0f} cycles/s")
+
+
+def test_modules_that_stand_side_by_side_are_no_chain():
+    with pytest.raises(NetworkError, match="^network g2p-en: its layers do not follow each other; run it without inputs, as the task"):
+        execute(load_network("g2p-en"), inputs={"x": np.zeros((3, 256), np.float32)})
+
+
+def test_levels_that_do_not_fit_each_other_are_refused():
+    (first, second), steps = (shape_network(inputs=each).levels[0][0] for each in (6, 9)), 5
+    network = shape_network().replace(levels=((first,), (second,)), steps=steps)
+    with pytest.raises(NetworkError, match="must take the 10 outputs of the layers before, not 9 values: what lies"):
+        execute(network)
