@@ -4,15 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from small_layers import cases, shape_and_steps, tiny_machine
+from small_layers import cases, shape_and_steps, stream_cases, tiny_machine, with_weight_words
 
 from sharp.model import timing
 from sharp.model.machine import load_machine, machine_names
 from sharp.model.layer import GATES, LayerShape
 from sharp.model.planner import plan
-from sharp.model.program import WORK, Halt, Init, Input, Operand, Post, Source, Tile, Update
+from sharp.model.program import WORK, Halt, Init, Input, Operand, Post, Source, Tile, Update, Weights
 from sharp.model.steps import SCHEDULES
 from sharp.model.timing import IDLE_REASONS, LSTM, Contract, predict
 
@@ -101,6 +101,96 @@ def test_spans_hold_all_that_is_issued_in_program_order(case):
     assert predicted.tile_spans[:, 2].sum() == predicted.counts["tiles"]
     assert len(predicted.input_spans) == case.streams[0].steps and (predicted.input_spans[1:, 0] > predicted.input_spans[:-1, 1]).all()
     assert (np.diff(predicted.output_cycles) > 0).all() and predicted.output_cycles[-1] < predicted.cycles
+
+
+@settings(deadline=None)
+@given(stream_cases())
+def test_counts_of_streams_are_those_of_all_their_steps(case):
+    planned = case.plan()
+    counts, streams = planned.timing.counts, planned.program.streams
+    shapes = [planned.shapes[stream.layer] for stream in streams]
+    pairs = list(zip(streams, shapes, strict=True))
+    assert counts["tiles"] + sum(planned.timing.idle.values()) == planned.timing.cycles
+    assert counts["outputs"] == sum(stream.steps * shape.outputs + shape.hidden * (shape.cell == "lstm") for stream, shape in pairs)
+    assert counts["cell_updates"] == sum(stream.steps * shape.hidden for stream, shape in pairs if shape.cell != "rnn")
+    # Vectors of the input stream are as long as the longest.
+    vectors = sum(stream.steps for stream in streams if stream.source is None)
+    assert counts["input_writes"] == vectors * planned.program.input_elements
+    work = sum(stream.steps * shape.weights for stream, shape in pairs)
+    zeros = counts["active_macs"] - work
+    assert zeros == 0 or zeros > 0 and any(shape.cell == "gru" and shape.reset_after for shape in shapes)
+    assert planned.timing.cycles >= planned.bound_cycles
+
+
+def accumulator_rows(machine, tile) -> np.ndarray:
+    height, blocks = tile.height(machine), np.arange(tile.blocks(machine))
+    starts = (tile.accumulator + (blocks // tile.run * tile.gap if tile.run else 0)) * machine.tile_rows.min + blocks * height
+    return (starts[:, None] + np.arange(height)).reshape(-1)
+
+
+@settings(deadline=None)
+@given(stream_cases())
+def test_nothing_is_read_before_it_is_written_nor_written_over_before_it_is_read(case):
+    planned, machine = case.plan(), case.machine
+    predicted, contract = planned.timing, Contract(machine)
+    spans = {int(index): (int(first), int(last)) for first, last, _, index in (*predicted.tile_spans, *predicted.post_spans)}
+    summed, drained = (np.full(machine.buffers.accumulator_rows, -1) for _ in range(2))
+    written, read = (np.full(machine.buffers.hidden_elements, -1) for _ in range(2))
+    vector, beats = 0, iter(predicted.output_cycles)
+    for index, each in enumerate(planned.program.executed()):
+        if isinstance(each, Tile):
+            first, last = spans[index]
+            rows = accumulator_rows(machine, each)
+            assert (first + contract.sum_cycles > drained[rows]).all()
+            summed[rows] = last + contract.complete_cycles
+            if each.operand is Operand.HIDDEN:
+                start = each.vector * machine.vector_row_elements + each.column
+                elements = slice(start, start + each.columns)
+                assert (last >= written[elements]).all()
+                read[elements] = last
+            else:
+                begins, ends = predicted.input_spans[vector]
+                assert last > (ends if each.column + each.columns == planned.program.input_elements else begins)
+                later = predicted.input_spans[vector + 2 * len(set(planned.program.input_order[:, 0].tolist())) :, 0]
+                assert (later > last).all()
+                vector += bool(each.advance)
+        elif isinstance(each, Post):
+            first, last = spans[index]
+            if each.source in (Source.INTERLEAVED, Source.GATE):
+                rows = slice(each.accumulator, each.accumulator + (4 if each.source is Source.INTERLEAVED else 1) * each.neurons)
+                assert (last >= summed[rows]).all() and (summed[rows] >= 0).all()
+                drained[rows] = last
+            groups, size = each.groups(machine), min(machine.lanes, 1 << each.stride)
+            # An output beat leaves in the cycle in which its values can be read; of other groups, no two are in one cycle.
+            cycles = [next(beats) if each.emit else first + contract.update_cycles(each.update) + group for group in range(groups)]
+            if each.signal:
+                start = each.vector * machine.vector_row_elements + each.neuron
+                elements = slice(start, start + each.neurons)
+                assert (cycles[0] > read[elements]).all() and cycles[-1] <= last + contract.update_cycles(each.update)
+                written[elements] = np.repeat(cycles, size)[: each.neurons]
+    assert next(beats, None) is None
+
+
+@settings(deadline=None)
+@given(cases(), st.integers(2, 40))
+def test_ring_of_streamed_weights_is_never_overrun_and_never_read_ahead_of_memory(case, words):
+    planned = with_weight_words(case, words).plan()
+    assume(planned.compiled.memory_words)
+    machine, predicted, executed = case.machine, planned.timing, list(planned.program.executed())
+    (weights,) = (each for each in executed if isinstance(each, Weights))
+    sent = predicted.word_cycles
+    assert len(sent) == weights.words == predicted.counts["weight_writes"] and (np.diff(sent) >= machine.memory_beats).all()
+    taken = []
+    for first, last, issues, index in predicted.tile_spans:
+        if executed[index].streamed:
+            # The words of one instruction, no faster than one a cycle.
+            taken += [(first + each, last - (issues - 1 - each)) for each in range(issues)]
+    earliest, latest = np.array(taken).T
+    assert (latest >= sent).all() and len(taken) == len(sent)
+    freed = earliest[: -weights.ring] if weights.ring < len(sent) else earliest[:0]
+    # A word takes its place beat by beat once the word before it there has been taken.
+    assert (sent[weights.ring :] - machine.memory_beats > freed).all()
+    assert planned.timing.counts["idle_weights"] >= 0 and weights.ring <= machine.weight_words - planned.compiled.weight_words
 
 
 @settings(deadline=None, max_examples=20)
