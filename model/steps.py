@@ -288,16 +288,16 @@ class _Builder:
         early, late = [], []
         for piece in walk.pieces:
             blocks, columns = piece.region.tiles(self.machine)
-            taken = min(columns, left // blocks)
+            # Nothing overtakes what has been left for later, so that sums keep their order.
+            taken = 0 if late else min(columns, left // blocks)
             left -= blocks * taken
             if taken == columns:
                 early.append(piece)
-            elif taken and not late:
+            elif taken:
                 first, rest = piece.split(self.machine, taken)
                 early.append(first)
                 late.append(rest)
             else:
-                left = 0
                 late.append(piece)
         walks = [replace(walk, pieces=tuple(early), consume=False)] if early else []
         return walks, [replace(walk, pieces=tuple(late))]

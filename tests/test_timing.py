@@ -71,6 +71,29 @@ def test_counts_are_those_of_the_layer(case):
     assert counts["saturations"] == 0  # a matter of values
 
 
+# Of a neuron in a step: products and sums of the lanes outside of activations, reads of its state, functions of it or of a sum.
+LANE_WORK = [
+    (dict(cell="rnn"), 0, 0, 0, 0),  # the function is a gate's
+    (dict(cell="lstm"), 3, 1, 1, 1),  # f c + i g, o phi(c)
+    (dict(cell="lstm", coupled=True), 3, 1, 1, 1),
+    # Three times phi(p c + s); f c + i g and, for no taker, a product with c; o phi(c).
+    (dict(cell="lstm", peepholes=True), 3 + 3 + 1, 3 + 1, 3 + 1 + 1, 3 + 1),
+    (dict(cell="gru"), 3, 3, 1, 1),  # r u + w, 1 - z, (1 - z) n + z h
+    (dict(cell="gru", reset_after=False), 1 + 2, 2, 1 + 1, 1),  # r h; 1 - z, (1 - z) n + z h
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("kind", "products", "sums", "reads", "functions"), LANE_WORK)
+def test_lanes_work_as_the_formulas_of_the_cell_say(kind, products, sums, reads, functions, schedule):
+    steps, hidden = 3, 7
+    shape = LayerShape(name="", inputs=5, hidden=hidden, **kind)
+    counts = plan(load_machine("sharp-64"), shape, steps=steps, schedule=schedule, tile=8).timing.counts
+    final = hidden * (shape.cell == "lstm")  # the state that is sent out at the end
+    assert counts["lane_multiplications"] == steps * hidden * products and counts["lane_additions"] == steps * hidden * sums
+    assert counts["cell_reads"] == steps * hidden * reads + final and counts["cell_activations"] == steps * hidden * functions
+
+
 @settings(deadline=None)
 @given(cases())
 def test_reads_follow_from_the_tiles(case):
