@@ -58,7 +58,7 @@ def lane_multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def lane_add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return `add_fp32` of `a` and `b` in which infinities that cancel give the one positive NaN of the RTL."""
     with np.errstate(invalid="ignore", over="ignore"):
-        total = np.add(a, b, dtype=np.float32)
+        total = add_fp32(a, b)
     return np.where(np.isnan(total), np.float32(np.nan), total)
 
 

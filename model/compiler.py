@@ -12,8 +12,8 @@ import numpy as np
 
 from .errors import ConfigError, NetworkError
 from .layer import LayerShape
-from .machine import Machine
-from .packing import round_up
+from .machine import CHANNELS_PER_STREAM, CURSORS_PER_STREAM, Machine
+from .packing import constant_rows, round_up
 from .program import (
     INPUT_CHANNEL,
     NO_LIMIT,
@@ -70,11 +70,15 @@ class StreamImage:
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A program without its memory images, and where they come from (`images.load`)."""
+    """A program without its memory images, and where they come from (`images`).
+
+    constants : accumulator rows of all biases and peepholes, which come first; weight_words, memory_words : words of the images
+    """
 
     program: Program
     layers: tuple[LayerImage, ...]
     streams: tuple[StreamImage, ...]
+    constants: int
     weight_words: int
     memory_words: int
 
@@ -110,6 +114,7 @@ class _Compiler:
         self.ring_words = self.weight_words = self.memory_words = 0
         self.rows = self.vectors = self.cells = 0
         self.layers = self._lay_out(shapes)
+        self.constants = self.rows
         self.sources = [index for index, each in enumerate(recurrences) if each.source is None]
         self.input_elements = max((shapes[recurrences[index].layer].inputs for index in self.sources), default=1)
         self.input_stride = self._vector_rows(self.input_elements)
@@ -149,7 +154,7 @@ class _Compiler:
             cell=np.zeros(0, np.float32),
         )
         images = (StreamImage(stream.recurrence.layer, stream.hidden, stream.cell) for stream in self.streams)
-        return Compiled(program, self.layers, tuple(images), self.weight_words, self.memory_words)
+        return Compiled(program, self.layers, tuple(images), self.constants, self.weight_words, self.memory_words)
 
     def take_rows(self, rows: int) -> int:
         """Return the first of `rows` accumulator rows, rounded up to whole rows of the buffer."""
@@ -196,7 +201,7 @@ class _Compiler:
         for shape, step in zip(shapes, built, strict=True):
             step = step.with_pieces([self._place(piece, resident) for piece in step.pieces])
             biases = self.take_rows(step.packing.rows)
-            peepholes = self.take_rows(len(PEEPHOLE_SLOTS) * self.constant_rows(shape)) if shape.peepholes else 0
+            peepholes = self.take_rows(len(PEEPHOLE_SLOTS) * constant_rows(self.machine, shape)) if shape.peepholes else 0
             images.append(LayerImage(shape, step, biases, peepholes))
         return tuple(images)
 
@@ -216,10 +221,6 @@ class _Compiler:
             placed.append(replace(piece, weight=self.memory_words, streamed=True))
             self.memory_words += piece.count(self.machine)
         return placed
-
-    def constant_rows(self, shape: LayerShape) -> int:
-        """Accumulator rows of one peephole's vector."""
-        return round_up(shape.hidden, self.machine.tile_rows.max)
 
     def _require_fit(self) -> None:
         machine, buffers = self.machine, self.machine.buffers
@@ -294,8 +295,8 @@ class _StreamCode:
         needs_auxiliary = shape.projected is not None or not shape.reset_after
         self.auxiliary = compiler.take_vector(shape.hidden) if needs_auxiliary else 0
         self.cell = compiler.take_cells(shape.hidden)
-        self.channel, self.auxiliary_channel = 1 + 2 * index, 2 + 2 * index
-        self.cursor = 1 + 3 * index
+        self.channel = 1 + CHANNELS_PER_STREAM * index
+        self.cursor = 1 + CURSORS_PER_STREAM * index
 
     @property
     def hidden(self) -> int:
@@ -339,7 +340,7 @@ class _StreamCode:
         if walk.part == "hidden":
             wait = turn.age > 0
         elif walk.part == "auxiliary":
-            channel, cursor, vector, advance = self.auxiliary_channel, self.cursor + 1, self.auxiliary, self.shape.hidden
+            channel, cursor, vector, advance = self.channel + 1, self.cursor + 1, self.auxiliary, self.shape.hidden
         elif self.recurrence.source is None:
             operand, channel, cursor, advance = Operand.INPUT, INPUT_CHANNEL, INPUT_CHANNEL, self.compiler.input_elements
             vector = turn.slot * self.compiler.input_stride
@@ -382,14 +383,16 @@ class _StreamCode:
 
     def posts(self, work: Groups, parity: int) -> list[Instruction]:
         shape = self.shape
-        base = {
-            "sums": self.sums[parity],
-            "projection": self.projection,
-            "constants": self.image.peepholes + self.compiler.constant_rows(shape) * min(work.slot, 2),
-        }[work.rows]
+        match work.rows:
+            case "sums":
+                base = self.sums[parity]
+            case "projection":
+                base = self.projection
+            case "constants":
+                base = self.image.peepholes + constant_rows(self.machine, shape) * PEEPHOLE_SLOTS.index(work.slot)
         target, channel = self.vectors[parity], self.channel
         if work.target == "auxiliary":
-            target, channel = self.auxiliary, self.auxiliary_channel
+            target, channel = self.auxiliary, self.channel + 1
         return [
             Post(
                 source=work.source,
@@ -417,15 +420,13 @@ class _StreamCode:
         """Return the instruction that sends the cell state out, if there is one."""
         if not self.description.states:
             return []
-        stride = self.machine.lanes.bit_length() - 1
-        neurons = self.shape.hidden
         return [
             Post(
                 source=Source.BUFFER,
                 update=Update.STATE,
-                stride=stride,
+                stride=self.machine.lanes.bit_length() - 1,
                 neuron=0,
-                neurons=neurons,
+                neurons=self.shape.hidden,
                 cell=self.cell,
                 emit=True,
                 stream=self.index,

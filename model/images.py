@@ -8,7 +8,7 @@ import numpy as np
 from .compiler import Compiled, LayerImage
 from .layer import GATES, Layer
 from .machine import Machine
-from .packing import round_up
+from .packing import constant_rows, round_up
 from .program import Program
 from .steps import Piece
 
@@ -20,7 +20,7 @@ def load_layers(compiled: Compiled, layers: tuple[Layer, ...]) -> Program:
     machine = program.machine
     weights = np.zeros((compiled.weight_words, machine.slices, machine.tile_rows.min), np.uint16)
     memory = np.zeros((compiled.memory_words, machine.slices, machine.tile_rows.min), np.uint16)
-    accumulators = np.zeros(_end(machine, compiled), np.float32)
+    accumulators = np.zeros(compiled.constants, np.float32)
     for image, layer in zip(compiled.layers, layers, strict=True):
         _load_layer(machine, image, layer, weights, memory, accumulators)
     return program.replace(weights=weights, memory=memory, accumulators=accumulators)
@@ -49,16 +49,6 @@ def quantise(values: np.ndarray) -> np.ndarray:
     return np.asarray(values, np.float32).astype(np.float16)
 
 
-def _end(machine: Machine, compiled: Compiled) -> int:
-    """Return the accumulator rows up to the last constant."""
-    ends = []
-    for image in compiled.layers:
-        ends.append(image.biases + image.step.packing.rows)
-        if image.shape.peepholes:
-            ends.append(image.peepholes + 3 * round_up(image.shape.hidden, machine.tile_rows.max))
-    return max(ends)
-
-
 def _load_layer(machine: Machine, image: LayerImage, layer: Layer, weights: np.ndarray, memory: np.ndarray, rows: np.ndarray) -> None:
     """Write a layer's weights, biases and peepholes into their memories."""
     hidden = layer.hidden
@@ -81,7 +71,7 @@ def _load_layer(machine: Machine, image: LayerImage, layer: Layer, weights: np.n
         peepholes = layer.peepholes.copy()
         if layer.coupled:
             peepholes[1] = -peepholes[0]
-        size = round_up(hidden, machine.tile_rows.max)
+        size = constant_rows(machine, image.shape)
         for index, values in enumerate(peepholes):
             rows[image.peepholes + index * size :][:hidden] = values
 

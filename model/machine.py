@@ -22,6 +22,9 @@ Count = Annotated[int, Field(ge=1)]
 CLUSTER_MACS = 64
 
 MAX_STAGES = 8  # of a pipeline
+# What a stream has beside the input stream's one: counted vectors (h, and one within a step), and readers of counts (of its
+# h, of the vector within a step, of another stream's h).
+CHANNELS_PER_STREAM, CURSORS_PER_STREAM = 2, 3
 
 Stages = Annotated[int, Field(ge=1, le=MAX_STAGES)]
 
@@ -172,13 +175,18 @@ class Machine(Schema):
 
     @property
     def channels(self) -> int:
-        """Counters of the scoreboard: the input stream, and two vectors of hidden values a stream."""
-        return 1 + 2 * self.streams
+        """Counters of the scoreboard: the input stream's, then those of each stream."""
+        return 1 + CHANNELS_PER_STREAM * self.streams
 
     @property
     def cursors(self) -> int:
-        """Places that are remembered in those counts: the input stream, and three readers a stream."""
-        return 1 + 3 * self.streams
+        """Places that are remembered in those counts: the input stream's, then those of each stream."""
+        return 1 + CURSORS_PER_STREAM * self.streams
+
+    def require_streams(self, streams: int) -> None:
+        """Raise `ConfigError` where so many streams cannot run together."""
+        if not 1 <= streams <= self.streams:
+            raise ConfigError(f"streams must be 1 to {self.streams}, those of machine {self.name}, not {streams}")
 
     @property
     def weight_words(self) -> int:

@@ -104,6 +104,11 @@ def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
+def constant_rows(machine: Machine, shape: LayerShape) -> int:
+    """Return the accumulator rows that one peephole's vector takes."""
+    return round_up(shape.hidden, machine.tile_rows.max)
+
+
 def arrivals(machine: Machine, shape: LayerShape, bundle: int) -> tuple[tuple[int, int], ...]:
     """Return (rows, elements): when the first `rows` rows of a layer's one band are finished, the first `elements` of h follow."""
     rows = 4 if shape.cell == "lstm" else 1

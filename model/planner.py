@@ -156,15 +156,16 @@ def _tiling(machine: Machine, shape: LayerShape, steps: int, schedule: str) -> T
     return best.program.tilings[0]
 
 
-def _fewest(machine: Machine, shape: LayerShape, columns: int) -> list[int]:
-    """Return the heights in the order of the tiles that a part of `columns` columns takes with them."""
+def _fewest(machine: Machine, shape: LayerShape, columns: int) -> list[tuple[int, int]]:
+    """Return (tiles, height), fewest tiles first, of a part of `columns` columns for each height."""
     rows, tallest = GATES[shape.cell] * shape.hidden, machine.tile_rows.max
-    tiles = [_tiles(machine, cover(machine, rows, columns, height, tallest)) for height in machine.tile_heights]
-    return [height for _, height in sorted(zip(tiles, machine.tile_heights, strict=True))]
+    return sorted((_tiles(machine, cover(machine, rows, columns, height, tallest)), height) for height in machine.tile_heights)
 
 
 def _fewest_tiles(machine: Machine, shape: LayerShape) -> Tiling:
-    return Tiling(_fewest(machine, shape, shape.inputs)[0], _fewest(machine, shape, shape.outputs)[0])
+    (_, input_rows), *_ = _fewest(machine, shape, shape.inputs)
+    (_, hidden_rows), *_ = _fewest(machine, shape, shape.outputs)
+    return Tiling(input_rows, hidden_rows)
 
 
 def _heights(machine: Machine, shape: LayerShape) -> list[Tiling]:
@@ -173,7 +174,7 @@ def _heights(machine: Machine, shape: LayerShape) -> list[Tiling]:
     if shape.weights < COMPUTE_BOUND * machine.macs * Contract(machine).recurrence_cycles(shape):
         return [Tiling(first, second) for first in heights for second in heights]
     inputs, outputs = _fewest(machine, shape, shape.inputs)[:2], _fewest(machine, shape, shape.outputs)[:2]
-    pairs = [(first, second) for first in inputs for second in outputs]
+    pairs = [(first, second) for _, first in inputs for _, second in outputs]
     return [Tiling(first, second) for first, second in dict.fromkeys([*pairs, *zip(heights, heights, strict=True)])]
 
 
@@ -185,8 +186,7 @@ def _dispatched(trial: Plan) -> list[Tiling]:
     machine, shape = trial.machine, trial.shape
     inputs, hidden = shape.inputs, shape.hidden
     heights, rows = machine.tile_heights, GATES[shape.cell] * hidden
-    tallest = machine.tile_rows.max
-    fewest = [min(_tiles(machine, cover(machine, rows, columns, height, tallest)) for height in heights) for columns in (inputs, hidden)]
+    fewest = [_fewest(machine, shape, columns)[0][0] for columns in (inputs, hidden)]
     if max(fewest) > DISPATCHED_TILES or trial.settled_cycles_per_step <= max(trial.bound_cycles_per_step(), sum(fewest)):
         return []
     input_walks = {height: walk(machine, rows=rows, columns=inputs, height=height, lean=LEANS[0]) for height in heights}

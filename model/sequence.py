@@ -5,6 +5,7 @@ and the outputs back. Tasks of one list do not depend on each other, so that a m
 layer hold the same `Layer` object and share its weights.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,13 @@ class Task:
     cell: np.ndarray | None = None
     element: int | None = None
 
+    @classmethod
+    def of(cls, layer: Layer, x: np.ndarray) -> "Task":
+        """Return the task of a layer over `x` from its own initial states on, zeros where it has none."""
+        hidden = np.zeros(layer.outputs, np.float32) if layer.initial_hidden is None else layer.initial_hidden
+        cell = np.zeros(layer.hidden, np.float32) if layer.initial_cell is None else layer.initial_cell
+        return cls(layer, x, hidden, cell if layer.cell == "lstm" else None)
+
     @property
     def name(self) -> str:
         """The layer's name, with the element in a batch: `cell`, `cell[2]`."""
@@ -42,3 +50,7 @@ class Result:
     y: np.ndarray
     hidden: np.ndarray
     cell: np.ndarray | None = None
+
+
+Recurrent = Callable[[Sequence[Task]], Sequence[Result]]
+"""Runs tasks; results stand in their order."""

@@ -220,12 +220,9 @@ class _Builder:
             # Rows that only this part has and that its first column of tiles completes are done before all others.
             ends_split = any(piece.ends and piece.band.run < pair.hidden.run for piece in completing)
             runs = 2 if ends_split else 3
-        if shape.cell == "gru":
-            work = self.final_update(Source.INTERLEAVED)
-        elif shape.peepholes:
+        work = self.final_update(Source.INTERLEAVED)
+        if shape.peepholes:
             work = Groups(Source.INTERLEAVED, Update.KEEP, (), self.gate_functions())
-        else:
-            work = self.final_update(Source.INTERLEAVED)
         return [replace(work, groups=pair.groups, runs=runs)]
 
     def gate_by_gate(self) -> list[Walk | Groups]:

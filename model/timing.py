@@ -191,7 +191,7 @@ def predict(program: Program) -> Timing:
     post_spans = np.zeros((len(posts), 4), np.int64)
     input_spans = np.zeros((vectors, 2), np.int64)
     word_cycles = np.zeros(words, np.int64)
-    emitted = _walk(table, parameters, updates, _WORK, blocks, groups, counts, outputs, tile_spans, post_spans, input_spans, word_cycles)
+    emitted = _walk(table, parameters, updates, blocks, groups, counts, outputs, tile_spans, post_spans, input_spans, word_cycles)
     if emitted < 0:
         raise ValueError("the program waits for something that no earlier instruction produces")
     named = {count.name: int(counts[count]) for count in Count}
@@ -236,7 +236,7 @@ def _ones(bits):
 
 
 @njit(cache=True)
-def _walk(table, parameters, updates, work, blocks, groups, counts, outputs, tile_spans, post_spans, input_spans, word_ready):
+def _walk(table, parameters, updates, blocks, groups, counts, outputs, tile_spans, post_spans, input_spans, word_ready):
     """Fill the result arrays; return the number of output beats, or -1 where the program would wait for ever."""
     macs, least_rows, lanes, channels, cursors, memory_beats = parameters[:6]
     complete_cycles, accumulate_cycles, tile_queue, post_queue, output_queue = parameters[6:]
@@ -438,12 +438,12 @@ def _walk(table, parameters, updates, work, blocks, groups, counts, outputs, til
                     kind, kind_written = update, written
                     if update == Update.PEEPHOLE:
                         counts[Count.gate_writes] += taken
-                counts[Count.lane_multiplications] += taken * work[update, 1]
-                counts[Count.lane_additions] += taken * work[update, 2]
+                counts[Count.lane_multiplications] += taken * _WORK[update, 1]
+                counts[Count.lane_additions] += taken * _WORK[update, 2]
                 if row[Field.cell_function]:
-                    counts[Count.cell_activations] += taken * work[update, 3]
-                counts[Count.cell_reads] += taken * work[update, 4]
-                counts[Count.cell_updates] += taken * work[update, 5]
+                    counts[Count.cell_activations] += taken * _WORK[update, 3]
+                counts[Count.cell_reads] += taken * _WORK[update, 4]
+                counts[Count.cell_updates] += taken * _WORK[update, 5]
                 if row[Field.signal]:
                     counts[Count.hidden_writes] += taken
                     channel = row[Field.channel]

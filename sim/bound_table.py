@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sharp.model.compiler import Recurrence
-from sharp.model.errors import ConfigError, NetworkError
+from sharp.model.errors import NetworkError
 from sharp.model.layer import LayerShape
 from sharp.model.machine import Machine
 from sharp.model.network import Network, load_network, network_names
@@ -179,8 +179,7 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 def bound_table(machines: tuple[Machine, ...], streams: int = 1) -> BoundTable:
     """Plan every network of GROUPS on every machine; `ConfigError` where a machine does not have so many streams."""
     for machine in machines:
-        if not 1 <= streams <= machine.streams:
-            raise ConfigError(f"streams must be 1 to {machine.streams}, those of machine {machine.name}, not {streams}")
+        machine.require_streams(streams)
     entries = [
         _entry(group, network, machine, streams)
         for group, names in GROUPS.items()

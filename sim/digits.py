@@ -3,7 +3,6 @@
 Everything follows from the seed, up to the order in which a machine's matrix products add.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from sharp.model.errors import NetworkError
 from sharp.model.layer import Layer
-from sharp.model.sequence import Result, Task
+from sharp.model.sequence import Recurrent, Task
 
 _HIDDEN = 32
 _CLASSES = 10
@@ -35,10 +34,9 @@ class Classifier:
     images: np.ndarray
     labels: np.ndarray
 
-    def decide(self, recurrent: Callable[[Sequence[Task]], list[Result]]) -> np.ndarray:
+    def decide(self, recurrent: Recurrent) -> np.ndarray:
         """Return int64[N], the digit of each image, with the layer run by `recurrent`."""
-        zeros = np.zeros(self.layer.hidden, np.float32)
-        results = recurrent([Task(self.layer, image, zeros, zeros) for image in self.images])
+        results = recurrent([Task.of(self.layer, image) for image in self.images])
         return np.argmax(np.array([result.hidden for result in results]) @ self.weight.T + self.bias, axis=1)
 
 

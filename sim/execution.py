@@ -15,10 +15,11 @@ import numpy as np
 import onnxruntime
 
 from sharp.model import numerics
-from sharp.model.errors import ConfigError, NetworkError
-from sharp.model.machine import Machine
 from sharp.model.compiler import Recurrence
+from sharp.model.errors import NetworkError
+from sharp.model.images import quantise
 from sharp.model.layer import Layer, require_values
+from sharp.model.machine import Machine
 from sharp.model.network import Network
 from sharp.model.numerics import Values
 from sharp.model.planner import Plan, plan_streams
@@ -209,15 +210,21 @@ class MachineRecurrent:
         results: dict[int, Result] = {}
         for first in range(0, len(order), self.streams):
             group = order[first : first + self.streams]
-            together = [tasks[index] for index in group]
-            for part in self._fitting(together):
-                layers = list({id(task.layer): task.layer for task in part}.values())
-                places = {id(layer): index for index, layer in enumerate(layers)}
-                recurrences = [Recurrence(places[id(task.layer)], len(task.x)) for task in part]
-                done = self._run(layers, recurrences, part, self._plan(layers, recurrences))
-                results.update(zip(group, done))
-                group = group[len(part) :]
+            results.update(zip(group, self._together([tasks[index] for index in group]), strict=True))
         return [results[index] for index in range(len(tasks))]
+
+    def _together(self, tasks: Sequence[Task]) -> list[Result]:
+        """Run tasks as streams of one run or, where they do not fit the machine so, one by one."""
+        layers = list({id(task.layer): task.layer for task in tasks}.values())
+        places = {id(layer): index for index, layer in enumerate(layers)}
+        recurrences = [Recurrence(places[id(task.layer)], len(task.x)) for task in tasks]
+        try:
+            planned = self._plan(layers, recurrences)
+        except NetworkError:
+            if len(tasks) == 1:
+                raise
+            return [result for task in tasks for result in self._together([task])]
+        return self._run(layers, tasks, planned)
 
     def chain(self, tasks: Sequence[Task]) -> list[Result] | None:
         """Run tasks of which each takes the outputs of the one before, if that takes fewer cycles together than one by one.
@@ -233,28 +240,17 @@ class MachineRecurrent:
         alone = sum(self._plan([layer], [Recurrence(0, steps)]).timing.cycles for layer in layers)
         if together.timing.cycles >= alone:
             return None
-        return self._run(layers, recurrences, tasks, together)
+        return self._run(layers, tasks, together)
 
     def _plan(self, layers: Sequence[Layer], recurrences: Sequence[Recurrence]) -> Plan:
         self.progress(f"predicting {_names(layers)}")
         tilings = None if self.tile is None else [Tiling(self.tile, self.tile)] * len(layers)
         return plan_streams(self.machine, [layer.shape for layer in layers], recurrences, schedule=self.schedule, tilings=tilings)
 
-    def _fitting(self, tasks: Sequence[Task]) -> list[Sequence[Task]]:
-        """Return the tasks in groups that fit the machine: all together, or each alone."""
-        if len(tasks) > 1:
-            layers = list({id(task.layer): task.layer for task in tasks}.values())
-            recurrences = [Recurrence([id(layer) for layer in layers].index(id(task.layer)), len(task.x)) for task in tasks]
-            try:
-                self._plan(layers, recurrences)
-            except NetworkError:
-                return [[task] for task in tasks]
-        return [tasks]
-
-    def _run(self, layers: Sequence[Layer], recurrences: Sequence[Recurrence], tasks: Sequence[Task], planned: Plan) -> list[Result]:
+    def _run(self, layers: Sequence[Layer], tasks: Sequence[Task], planned: Plan) -> list[Result]:
         program = planned.loaded(layers, [(task.hidden, task.cell) for task in tasks])
-        inputs = program.input_stream([None if task.x is None else np.asarray(task.x, np.float32).astype(np.float16) for task in tasks])
-        name = _names(layers)
+        inputs = program.input_stream([None if task.x is None else quantise(task.x) for task in tasks])
+        name = _names(tasks)
         self.progress(f"computing {name}")
         values = numerics.execute(program, inputs)
         trace = None
@@ -268,8 +264,8 @@ class MachineRecurrent:
         ]
 
 
-def _names(layers: Sequence[Layer]) -> str:
-    return " + ".join(dict.fromkeys(layer.name for layer in layers))
+def _names(named: Sequence[Layer] | Sequence[Task]) -> str:
+    return " + ".join(dict.fromkeys(each.name for each in named))
 
 
 def machine_recurrent(machine: Machine) -> MachineRecurrent:
@@ -296,9 +292,9 @@ def execute(
 
     Raises ConfigError and NetworkError for what the user can set right, SimulationError when the RTL's bench fails.
     """
-    if streams is not None and not 1 <= streams <= machine.streams:
-        raise ConfigError(f"streams must be 1 to {machine.streams}, those of machine {machine.name}, not {streams}")
-    runner = MachineRecurrent(machine, schedule, tile, rtl, streams or machine.streams, progress)
+    streams = machine.streams if streams is None else streams
+    machine.require_streams(streams)
+    runner = MachineRecurrent(machine, schedule, tile, rtl, streams, progress)
     reference = None
     if network.model_file is not None:
         graph = HostGraph.load(network.model_file)
@@ -355,7 +351,8 @@ def _run_levels(network: Network, x: np.ndarray, runner: MachineRecurrent) -> di
     `c` holds the LSTMs' cell states alone. Where layers differ in size, the shorter states end in zeros.
     """
     layers = iter(network.layers)
-    levels = [[_task(next(layers), x) for _ in level] for level in network.levels]
+    # The x of a later level takes its place when it is there.
+    levels = [[Task.of(next(layers), x) for _ in level] for level in network.levels]
     results: list[Result] = []
     position = 0
     while position < len(levels):
@@ -374,13 +371,6 @@ def _run_levels(network: Network, x: np.ndarray, runner: MachineRecurrent) -> di
         position += count
     cells = [each.cell for each in results if each.cell is not None]
     return {"y": x, "h": _stacked([each.hidden for each in results])} | ({"c": _stacked(cells)} if cells else {})
-
-
-def _task(layer: Layer, x: np.ndarray) -> Task:
-    """Return the task of a layer from its own states on; its x is set when the level's is there."""
-    hidden = np.zeros(layer.outputs, np.float32) if layer.initial_hidden is None else layer.initial_hidden
-    cell = np.zeros(layer.hidden, np.float32) if layer.initial_cell is None else layer.initial_cell
-    return Task(layer, x, hidden, cell if layer.cell == "lstm" else None)
 
 
 def _can_follow(levels: Sequence[Sequence[Task]]) -> bool:

@@ -6,7 +6,7 @@ recurrent node is checked, so that no NaN or infinity reaches the accelerator. I
 each direction of the node and each element of the batch, over the element's valid steps, in the order of the walk.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,9 +28,8 @@ from sharp.model.onnx_reader import (
     read_model,
     used_names,
 )
-from sharp.model.sequence import Result, Task
+from sharp.model.sequence import Recurrent, Task
 
-Recurrent = Callable[[Sequence[Task]], Sequence[Result]]
 Values = dict[str, "np.ndarray | TensorProto"]
 
 

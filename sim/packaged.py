@@ -17,13 +17,11 @@ from sharp.model.arithmetic import Activation
 from sharp.model.layer import GATES, Layer
 from sharp.model.network import installed_file, load_network, packaged_file
 from sharp.model.pytorch_reader import read_tensors
-from sharp.model.sequence import Result, Task
+from sharp.model.sequence import Recurrent, Result, Task
 from sharp.model.unpickler import read_pickle
 
 from .digits import trained
 from .sound import SAMPLE_RATE_HZ, speech_and_noise
-
-Recurrent = Callable[[Sequence[Task]], list[Result]]
 
 
 @dataclass(frozen=True)
@@ -102,12 +100,6 @@ def _run(task: Task) -> Result:
     return Result(y, h.astype(np.float32), None if c is None else c.astype(np.float32))
 
 
-def _fresh(layer: Layer, x: np.ndarray) -> Task:
-    """A sequence from states of zeros."""
-    cell = np.zeros(layer.hidden, np.float32) if layer.cell == "lstm" else None
-    return Task(layer, np.asarray(x, np.float32), np.zeros(layer.outputs, np.float32), cell)
-
-
 # Letters and phonemes in the order of g2p-en's embeddings, after its marks of padding, the unknown, and start and end.
 _LETTERS = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz", 3)}
 _LETTER_END = 2
@@ -123,7 +115,7 @@ def word_phonemes(recurrent: Recurrent, words: Sequence[str]) -> list[list[str]]
     encoder, decoder = load_network("g2p-en").layers
     from_letters, from_phonemes, weight, bias = read_tensors(packaged_file("g2p-en"), ("enc_emb", "dec_emb", "fc_w", "fc_b"))
     letters = [[*(_LETTERS[letter] for letter in word), _LETTER_END] for word in words]
-    hidden = [result.hidden for result in recurrent([_fresh(encoder, from_letters[each]) for each in letters])]
+    hidden = [result.hidden for result in recurrent([Task.of(encoder, from_letters[each]) for each in letters])]
     spelt: list[list[str]] = [[] for _ in words]
     last = [_PHONEME_START] * len(words)
     going = list(range(len(words)))
@@ -258,7 +250,7 @@ def character_readings(recurrent: Recurrent, sentences: Sequence[str]) -> list[d
     forward, reverse = load_network("g2pm").layers
     start, end, unknown = (numbers[mark] for mark in ("시", "끝", "<UNK>"))
     x = [embedding[[start, *(numbers.get(each, unknown) for each in sentence), end]] for sentence in sentences]
-    results = recurrent([_fresh(layer, each) for given in x for layer, each in ((forward, given), (reverse, given[::-1]))])
+    results = recurrent([Task.of(layer, each) for given in x for layer, each in ((forward, given), (reverse, given[::-1]))])
     read = []
     for sentence, one, other in zip(sentences, results[::2], results[1::2]):
         # The embeddings start with a mark, so a character's output comes one later.
@@ -302,7 +294,7 @@ def embeddings(recurrent: Recurrent, sounds: Sequence[np.ndarray]) -> np.ndarray
     weight, bias = read_tensors(packaged_file("resemblyzer"), ("model_state.linear.weight", "model_state.linear.bias"))
     outputs = [mel_power(sound) for sound in sounds]
     for layer in load_network("resemblyzer").layers:
-        results = recurrent([_fresh(layer, each) for each in outputs])
+        results = recurrent([Task.of(layer, each) for each in outputs])
         outputs = [result.y for result in results]
     embedded = np.maximum(np.array([result.hidden for result in results], np.float64) @ weight.T + bias, 0)
     return embedded / np.linalg.norm(embedded, axis=1, keepdims=True)

@@ -14,14 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from sharp.model.machine import Machine
+from sharp.model.machine import CURSORS_PER_STREAM, Machine
 from sharp.model.planner import Plan
 from sharp.model.program import WORK, Instruction, Operand, Post, Source, Tile, Update
 from sharp.model.timing import Contract
 
 EVENT_LIMIT = 80_000  # of a trace file, about 16 MB
 FIGURE_STEPS = 3
-CURSORS_PER_STREAM = 3  # of h, of the vector within a step, of another stream's h: 1, 2 and 3, then those of the next stream
 LETTER_SHARE = 0.009  # of a picture's width; a label that does not fit its span is left out
 GATE_NAMES = {"lstm": "ifgo", "gru": ("U h", "z", "r", "n"), "rnn": ("h",) * 4}
 

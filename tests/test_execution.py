@@ -250,3 +250,11 @@ def test_levels_that_do_not_fit_each_other_are_refused():
     network = shape_network().replace(levels=((first,), (second,)), steps=steps)
     with pytest.raises(NetworkError, match="must take the 10 outputs of the layers before, not 9 values: what lies"):
         execute(network)
+
+
+def test_a_run_is_named_after_its_tasks():
+    (layer,) = shape_network().layers
+    tasks = [dataclasses.replace(Task.of(layer, np.zeros((2, 6), np.float32)), element=element) for element in (0, 2)]
+    runner = execution.machine_recurrent(load_machine("sharp-64"))
+    runner(tasks)
+    assert [run.name for run in runner.runs] == [f"{layer.name}[0] + {layer.name}[2]"]
